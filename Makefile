@@ -1,0 +1,81 @@
+# Each target does all the set-up it needs: `make test` and `make demo` work in a fresh clone.
+# Another interpreter (3.10 or newer):  make test PYTHON=python3.12
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Benchmarks need more packages than the tests do, so they have a stamp of their own.
+READY := $(VENV)/.ready
+BENCH_READY := $(VENV)/.ready-bench
+CODE := $(wildcard src tests examples benchmarks)
+BENCH_JSON ?= runs/overhead.json
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup test fast lint format demo bench clean
+# Targets share one environment and one terminal: run them one after the other even under `make -j`.
+.NOTPARALLEL:
+
+help:
+	@echo "make test    set up, then check format, lint, types and run all tests and doctests"
+	@echo "make demo    set up, then run examples/demo.py"
+	@echo "make fast    the tests that are not marked slow"
+	@echo "make lint    format check, lint and types without tests"
+	@echo "make format  rewrite the files in the project's format"
+	@echo "make bench   measure overhead, write $(BENCH_JSON)"
+	@echo "make clean   remove the environment, caches and build products"
+
+setup: $(READY)
+
+$(BIN)/python:
+	@echo "==> creating $(VENV) with $(PYTHON)"
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 10) else \
+		"apo needs Python 3.10 or newer, this is %d.%d: run make PYTHON=/path/to/a/newer/python" % v[:2])'
+	@$(PYTHON) -m venv $(VENV)
+
+# Project and constraints go to pip in one call: torch is resolved once, to the pinned build.
+$(READY): pyproject.toml constraints.txt src/apo/_version.py | $(BIN)/python
+	@echo "==> installing apo and its development tools into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	@touch $@
+
+$(BENCH_READY): $(READY)
+	@echo "==> installing the packages that the benchmarks compare with"
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev,bench]"
+	@touch $@
+
+test: lint
+	@echo "==> all tests and doctests"
+	@$(BIN)/python -m pytest
+
+fast: $(READY)
+	@echo "==> tests that are not slow"
+	@$(BIN)/python -m pytest -m "not slow"
+
+lint: $(READY)
+	@echo "==> format"
+	@$(BIN)/python -m ruff format --check $(CODE)
+	@echo "==> lint"
+	@$(BIN)/python -m ruff check $(CODE)
+	@echo "==> types"
+	@$(BIN)/python -m pyright --pythonpath $(BIN)/python
+
+format: $(READY)
+	@echo "==> rewriting $(CODE)"
+	@$(BIN)/python -m ruff format $(CODE)
+	@$(BIN)/python -m ruff check --fix $(CODE)
+
+demo: $(READY)
+	@echo "==> examples/demo.py"
+	@$(BIN)/python examples/demo.py
+
+bench: $(BENCH_READY)
+	@echo "==> benchmarks/overhead.py, results in $(BENCH_JSON)"
+	@mkdir -p $(dir $(BENCH_JSON))
+	@$(BIN)/python benchmarks/overhead.py --json $(BENCH_JSON)
+
+clean:
+	@echo "==> removing $(VENV), caches and build products"
+	@rm -rf $(VENV) build dist site .pytest_cache .ruff_cache *.egg-info src/*.egg-info
+	@find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,57 @@
+"""Amortized Proximal Optimization: optimizers that tune themselves while they train.
+
+One line in a training loop that exists, ``apo.attach(optimizer, model, criterion)``, or ``apo.APO`` for a loop of one's
+own. See the README for both.
+"""
+
+from apo import discrepancy
+from apo._version import __version__
+from apo.attach import Attached, attach, criterion
+from apo.discrepancy import BernoulliKL, Bregman, CategoricalKL, Discrepancy, GaussianKL, SquaredError
+from apo.errors import ApoWarning, MissingBatchError, NonFiniteError, NotLinearError, ReplayError
+from apo.explicit import APO
+from apo.objective import ProximalObjective
+from apo.preconditioners import Diagonal, Full, Kronecker, Preconditioner
+from apo.records import History, MetaStep, tensorboard
+from apo.rules import LearningRate, Preconditioned, Proposal, RateAndMomentum, Rule
+from apo.tuner import Tuner
+
+__all__ = [
+    # front doors
+    "APO",
+    "attach",
+    "criterion",
+    "Attached",
+    "Tuner",
+    # rules
+    "LearningRate",
+    "Preconditioned",
+    "RateAndMomentum",
+    "Rule",
+    "Proposal",
+    # preconditioners
+    "Kronecker",
+    "Diagonal",
+    "Full",
+    "Preconditioner",
+    # objective
+    "ProximalObjective",
+    "Discrepancy",
+    "CategoricalKL",
+    "BernoulliKL",
+    "GaussianKL",
+    "SquaredError",
+    "Bregman",
+    "discrepancy",
+    # records
+    "MetaStep",
+    "History",
+    "tensorboard",
+    # errors
+    "ApoWarning",
+    "MissingBatchError",
+    "NonFiniteError",
+    "NotLinearError",
+    "ReplayError",
+    "__version__",
+]

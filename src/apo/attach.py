@@ -1,0 +1,250 @@
+"""The one-line front door: ``apo.attach(optimizer, model, criterion)``, and the training loop stays as it is.
+
+Everything is learned through PyTorch's own hooks: the network's forward hooks give the inputs and outputs, the
+criterion's forward hook gives the targets, a hook on the loss tells with what weight it was back-propagated, and the
+optimizer's step hooks tell when the weights move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from apo.errors import ReplayError
+from apo.isolation import RandomState
+from apo.replay import Autocast, Call, Recording, Slot, own_loss, tree_map
+from apo.rules.base import Rule
+from apo.tuner import Tuner
+
+__all__ = ["Attached", "attach", "criterion"]
+
+
+class FunctionalLoss(nn.Module):
+    """A functional loss as a module, so that it can be watched."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Call the function."""
+        return self.function(*args, **kwargs)
+
+
+def criterion(function: Callable[..., Tensor]) -> nn.Module:
+    """Wrap a functional loss so that :func:`attach` can watch it; use the result in its place in the loop.
+
+    Example:
+        >>> import apo, torch.nn.functional as F
+        >>> loss_function = apo.criterion(F.cross_entropy)
+        >>> loss_function(torch.zeros(2, 4), torch.tensor([0, 1])).item() > 1
+        True
+    """
+    if not callable(function):
+        raise TypeError(f"function must be callable, got {type(function).__name__}")
+    return FunctionalLoss(function)
+
+
+@dataclass
+class _Observed:
+    """A loss that was computed, and the weight with which it was back-propagated (None: not at all, so far)."""
+
+    recording: Recording
+    weight: Tensor | None = None
+
+
+class Attached(Tuner):
+    """A tuner that watches an existing training loop; made by :func:`attach`.
+
+    Gradient accumulation, clipping, closures, autocast and loss scaling are seen as they happen. Micro-batches are
+    weighted as they were back-propagated; if the total weight exceeds their number, a loss scale that was not made known
+    through ``scaler=`` is assumed and divided out.
+
+    Example:
+        >>> import apo, torch
+        >>> model, criterion = torch.nn.Linear(4, 3), torch.nn.CrossEntropyLoss()
+        >>> with apo.attach(torch.optim.Adam(model.parameters()), model, criterion) as tuner:
+        ...     criterion(model(torch.randn(8, 4)), torch.randint(3, (8,))).backward()
+        ...     tuner.optimizer.step()
+        >>> len(tuner.history)
+        1
+    """
+
+    def __init__(
+        self, rule: Rule | Optimizer, model: nn.Module, criterion: nn.Module | None = None, **options: Any
+    ) -> None:
+        if criterion is not None and not isinstance(criterion, nn.Module):
+            raise TypeError(
+                f"criterion must be a torch.nn.Module so that it can be watched, got {criterion!r}: "
+                "wrap it, criterion = apo.criterion(your_function), and call the wrapped one in the loop"
+            )
+        self._criterion = criterion
+        self._calls: list[tuple[Call, Any]] = []
+        self._pending: Call | None = None
+        self._observed: list[_Observed] = []
+        function = criterion.function if isinstance(criterion, FunctionalLoss) else criterion
+        super().__init__(model, rule, function, **options)
+
+    def _install_hooks(self) -> None:
+        super()._install_hooks()
+        self._hooks.add(self.model.register_forward_pre_hook, self._before_forward, with_kwargs=True)
+        self._hooks.add(self.model.register_forward_hook, self._after_forward, with_kwargs=True)
+        if self._criterion is not None:
+            self._hooks.add(self._criterion.register_forward_hook, self._after_loss, with_kwargs=True)
+
+    def detach(self) -> None:
+        """Remove every hook; the optimizer stays, as an ordinary one at the rates in force."""
+        super().detach()
+        self._forget()
+
+    def _before_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        if not (torch.is_grad_enabled() and self._wants_recording()):
+            return
+        if self._starts_anew():
+            self._forget()  # of a step that a GradScaler left out
+        self._pending = Call(args, kwargs, RandomState.capture({p.device for p in self.model.parameters()}))
+
+    def _after_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+        call, self._pending = self._pending, None
+        if call is None:
+            return
+        self._calls.append((call, output))
+        if self._criterion is None:
+            self._observe(own_loss(output), Recording((call,), None, {}, (), self._autocast()), output)
+
+    def _after_loss(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], loss: Tensor) -> None:
+        if not (self._calls and torch.is_grad_enabled() and loss.requires_grad and self._wants_recording()):
+            return
+        slots = tuple(_find_slots(args, kwargs, [output for _, output in self._calls]))
+        calls = tuple(call for call, _ in self._calls)
+        if len({slot.call for slot in slots}) == 1:  # the usual case: leave out the other calls
+            calls, slots = (calls[slots[0].call],), tuple(replace(slot, call=0) for slot in slots)
+        seen = {slot.position for slot in slots}
+        rest = tuple(None if index in seen else value for index, value in enumerate(args))
+        named = {name: None if name in seen else value for name, value in kwargs.items()}
+        filled = [args[p] if isinstance(p, int) else kwargs[p] for p in (slot.position for slot in slots)]
+        prediction = filled[0] if len(filled) == 1 else tuple(filled)
+        self._observe(loss, Recording(calls, rest, named, slots, self._autocast()), prediction)
+
+    def _observe(self, loss: Tensor, recording: Recording, prediction: Any) -> None:
+        kept = tree_map(Tensor.detach, prediction) if self.fsd_batches.is_same else None
+        observed = _Observed(replace(recording, loss=loss.detach(), prediction=kept).sealed())
+        self._observed.append(observed)
+
+        def note(weight: Tensor) -> None:
+            observed.weight = weight.detach().clone()
+
+        loss.register_hook(note)
+
+    def _used_recordings(self) -> list[Recording]:
+        """Return the passes that were back-propagated, each with its weight in the total loss."""
+        used = [observed for observed in self._observed if observed.weight is not None]
+        self._forget()
+        weights = [observed.weight for observed in used if observed.weight is not None]
+        for recording in (observed.recording for observed in used):
+            if not recording.slots and self._criterion is not None:
+                raise ReplayError(
+                    "the criterion was called on something that is neither an output of the network nor a reshape of "
+                    "one, so it cannot be evaluated at other weights: let the network return its loss, or use apo.APO"
+                )
+        if not weights:
+            return []
+        divisor = self._loss_scale(weights)
+        return [replace(o.recording, weight=w / divisor) for o, w in zip(used, weights, strict=True)]
+
+    def _loss_scale(self, weights: list[Tensor]) -> Tensor | float:
+        scaler = self.engine.scaler
+        if scaler is not None:
+            return float(scaler.get_scale()) if scaler.is_enabled() else 1.0
+        total = torch.stack([weight.abs().sum() for weight in weights]).sum()
+        return torch.where(total > 1.01 * len(weights), total, torch.ones_like(total))
+
+    def _starts_anew(self) -> bool:
+        return bool(self._observed) and all(
+            p.grad is None for group in self.optimizer.param_groups for p in group["params"]
+        )
+
+    def _forget(self) -> None:
+        self._calls, self._observed, self._pending = [], [], None
+
+    def _autocast(self) -> Autocast:
+        return Autocast.capture(self.device.type)
+
+    def _no_recording_message(self) -> str:
+        return (
+            "a meta-step was due, but no loss of the watched network was back-propagated since the last step: call "
+            "model(...) and criterion(...) themselves, not model.forward or a copy, in every iteration"
+        )
+
+
+def attach(
+    optimizer: Rule | Optimizer, model: nn.Module, criterion: nn.Module | None = None, **options: Any
+) -> Attached:
+    """Let an existing training loop learn its learning rate; nothing after this line has to change.
+
+    Args:
+        optimizer: The optimizer of the loop, or a rule around it such as ``apo.LearningRate(optimizer, ...)``.
+        model: The network that the loop calls.
+        criterion: The loss module that the loop calls on the network's output (a function is made one by
+            :func:`apo.criterion`); None if the network's output carries its ``loss``, as Hugging Face models' do.
+        **options: See :class:`apo.Tuner`.
+
+    Returns:
+        The tuner: read ``history``, save ``state_dict()`` (it also travels inside ``optimizer.state_dict()``), call
+        ``detach()`` or use it as a context manager to take everything off again.
+
+    Example:
+        >>> import apo, torch
+        >>> _ = torch.manual_seed(0)
+        >>> model, criterion = torch.nn.Linear(4, 3), torch.nn.CrossEntropyLoss()
+        >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        >>> tuner = apo.attach(optimizer, model, criterion)
+        >>> x, y = torch.randn(16, 4), torch.randint(3, (16,))
+        >>> for _ in range(20):
+        ...     optimizer.zero_grad()
+        ...     loss = criterion(model(x), y)
+        ...     loss.backward()
+        ...     optimizer.step()
+        >>> len(tuner.history), optimizer.param_groups[0]["lr"] == tuner.history[-1].lr[0]
+        (2, True)
+    """
+    return Attached(optimizer, model, criterion, **options)
+
+
+def _find_slots(args: tuple, kwargs: Mapping[str, Any], outputs: list[Any]) -> Iterator[Slot]:
+    """Find which arguments of the criterion are outputs of the network, or reshapes of such."""
+    leaves = [(index, path, leaf) for index, output in enumerate(outputs) for path, leaf in _leaves(output)]
+    for position, value in [*enumerate(args), *kwargs.items()]:
+        if not isinstance(value, Tensor):
+            whole = [index for index, output in enumerate(outputs) if output is value]
+            if whole:
+                yield Slot(position, whole[-1])
+            continue
+        for index, path, leaf in reversed(leaves):
+            if leaf is value:
+                yield Slot(position, index, path)
+                break
+            if _is_reshape(value, leaf):
+                yield Slot(position, index, path, tuple(int(size) for size in value.shape))
+                break
+
+
+def _is_reshape(value: Tensor, leaf: Tensor) -> bool:
+    same_memory = value.data_ptr() == leaf.data_ptr() and value.numel() == leaf.numel() and value.numel() > 0
+    return same_memory and value.is_contiguous() and leaf.is_contiguous() and value.dtype == leaf.dtype
+
+
+def _leaves(output: Any, path: tuple[int | str, ...] = ()) -> Iterator[tuple[tuple[int | str, ...], Tensor]]:
+    if isinstance(output, Tensor):
+        yield path, output
+    elif isinstance(output, Mapping):
+        for key, value in output.items():
+            yield from _leaves(value, (*path, key))
+    elif isinstance(output, (tuple, list)):
+        for index, value in enumerate(output):
+            yield from _leaves(value, (*path, index))

@@ -1,0 +1,37 @@
+r"""Output-space divergences :math:`\rho`: how far a step moves what the network predicts.
+
+The function-space discrepancy of the proximal objective (Eq. 3) averages one of them over a batch. Which one
+decides what the curvature :math:`G` in Theorem 1 is: a KL divergence gives the Fisher information matrix, the
+Bregman divergence of the loss gives the generalized Gauss-Newton matrix.
+
+========================  ==========================================  =============================
+discrepancy               outputs                                     Hessian at equal outputs
+========================  ==========================================  =============================
+:class:`CategoricalKL`    logits over classes                         diag(p) - p p^T
+:class:`BernoulliKL`      logits of independent binary variables      diag(p (1 - p))
+:class:`GaussianKL`       means, or means and log-variances           diag(1/v), diag(1/2)
+:class:`SquaredError`     any                                         identity (times 2/d: "mean")
+:class:`Bregman`          whatever the loss takes                     Hessian of the loss
+========================  ==========================================  =============================
+
+:func:`for_loss` picks the one that matches a torch loss.
+"""
+
+from .base import Discrepancy, TensorDiscrepancy
+from .bernoulli import BernoulliKL
+from .bregman import Bregman
+from .categorical import CategoricalKL
+from .gaussian import GaussianKL
+from .matching import for_loss
+from .squared_error import SquaredError
+
+__all__ = [
+    "Discrepancy",
+    "TensorDiscrepancy",
+    "CategoricalKL",
+    "BernoulliKL",
+    "GaussianKL",
+    "SquaredError",
+    "Bregman",
+    "for_loss",
+]

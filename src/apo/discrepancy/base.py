@@ -1,0 +1,181 @@
+r"""The interface of output-space divergences :math:`\rho` and what all of them share.
+
+The function-space discrepancy (FSD) of the proximal objective (Eq. 3) is
+
+.. math:: \mathbb{E}_{\tilde x}\,[\rho(f(\tilde x, \theta'), f(\tilde x, \theta))],
+
+with :math:`\rho \ge 0` and :math:`\rho(z, z) = 0`. A :class:`Discrepancy` maps the outputs at the new weights
+:math:`\theta'` and at the old weights :math:`\theta` to the mean of :math:`\rho` over the examples.
+
+**Layout.** The first dimension of an output counts examples. A *position* is one entry of the divergence
+before averaging: one distribution for :class:`~apo.discrepancy.CategoricalKL`, one element for the others. A
+mask is a bool tensor whose shape is a leading part of the positions' shape; a position it excludes enters
+neither sum nor count. Excluded positions are set to equal constants *before* :math:`\rho` is evaluated, so
+that NaN or infinity in padding spoils neither the value nor the gradient.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from .outputs import OutputSelector, describe, paired_tensors, select_output
+
+Reduction = Literal["sum", "mean"]
+"""Over the event dimensions of one example: ``"sum"`` them, or take the ``"mean"`` over all elements."""
+
+
+class Discrepancy(ABC):
+    r"""An output-space divergence, averaged over examples: :math:`\frac1n \sum_i \rho(z'_i, z_i)`.
+
+    Args:
+        output: Which of the network's outputs to compare: a key or attribute name, a position, a function of
+            the outputs, or ``None`` for the entry ``"logits"`` where there is one and otherwise every
+            floating tensor (their divergences are added, as for independent heads).
+
+    A subclass implements :meth:`between`.
+
+    Example:
+        >>> from apo.discrepancy import SquaredError
+        >>> class Doubled(Discrepancy):
+        ...     def between(self, new, old, mask, target):
+        ...         return 2 * SquaredError()(new, old, mask)
+        >>> Doubled()(torch.ones(3, 2), torch.zeros(3, 2)).item()
+        2.0
+    """
+
+    needs_target: ClassVar[bool] = False
+    """Whether the targets of the FSD batch must be passed; only :class:`Bregman` needs them."""
+
+    def __init__(self, output: OutputSelector = None) -> None:
+        if output is not None and not isinstance(output, (str, int)) and not callable(output):
+            raise TypeError(
+                f"output must be a name, a position, a function or None, but is {output!r}; "
+                'pass for example output="logits".'
+            )
+        self.output = output
+
+    def __call__(self, new: Any, old: Any, mask: Tensor | None = None, target: Any = None) -> Tensor:
+        """Return the mean divergence of ``new`` from ``old``, differentiable in ``new`` only.
+
+        Args:
+            new: The network's outputs at the new weights.
+            old: Its outputs at the old weights, on the same inputs; treated as constant.
+            mask: Bool tensor over the leading dimensions; only positions where it is true count. A mask
+                without any true entry gives 0.
+            target: The targets of the batch, for discrepancies with ``needs_target``; ignored by others.
+
+        Returns:
+            A scalar of float32 or float64.
+        """
+        if mask is not None and not (isinstance(mask, Tensor) and mask.dtype == torch.bool):
+            raise TypeError(f"mask must be a bool tensor, but is {describe(mask)}; pass mask.bool().")
+        return self.between(select_output(new, self.output), select_output(old, self.output), mask, target)
+
+    @abstractmethod
+    def between(self, new: Any, old: Any, mask: Tensor | None, target: Any) -> Tensor:
+        """Evaluate the divergence of the selected outputs; see :meth:`__call__` for the arguments."""
+
+
+class TensorDiscrepancy(Discrepancy):
+    """A discrepancy that treats each output tensor alone and adds the results.
+
+    Args:
+        output: See :class:`Discrepancy`.
+
+    Example:
+        >>> class Absolute(TensorDiscrepancy):
+        ...     def between_tensors(self, new, old, mask):
+        ...         return (new - old).abs().mean()
+        >>> Absolute()((torch.ones(2), torch.ones(3)), (torch.zeros(2), torch.zeros(3))).item()
+        2.0
+    """
+
+    def between(self, new: Any, old: Any, mask: Tensor | None, target: Any) -> Tensor:
+        """Add the divergences of all paired tensors."""
+        del target
+        divergences = [self.between_tensors(n, o, mask) for n, o in paired_tensors(new, old)]
+        return torch.stack(divergences).sum() if len(divergences) > 1 else divergences[0]
+
+    @abstractmethod
+    def between_tensors(self, new: Tensor, old: Tensor, mask: Tensor | None) -> Tensor:
+        """Evaluate the divergence of one pair of equally shaped tensors, ``old`` being detached."""
+
+
+def check_reduction(reduction: str) -> Reduction:
+    """Return ``reduction`` if it is ``"sum"`` or ``"mean"``, else raise a ``ValueError``."""
+    if reduction == "sum" or reduction == "mean":
+        return reduction
+    raise ValueError(f'reduction must be "sum" or "mean" over the event dimensions, but is {reduction!r}.')
+
+
+def keep_masked_in(mask: Tensor | None, positions: torch.Size, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Set excluded positions of tensors to zero, where every divergence of equal arguments is zero.
+
+    Args:
+        mask: Bool tensor shaped like the leading dimensions of ``positions``, or ``None``.
+        positions: The shape that the mask speaks about.
+        *tensors: Tensors of shape ``[*positions]`` or ``[*positions, event]``.
+
+    Returns:
+        The tensors, zero where the mask is false.
+
+    Raises:
+        ValueError: If the mask does not fit.
+    """
+    if mask is None:
+        return tensors
+    if mask.shape != positions[: mask.ndim] or mask.ndim == 0:
+        raise ValueError(
+            f"mask has shape {tuple(mask.shape)}, but the positions of the output have shape "
+            f"{tuple(positions)}; pass a mask over its leading dimensions."
+        )
+    return tuple(
+        torch.where(
+            mask.reshape(mask.shape + (1,) * (tensor.ndim - mask.ndim)), tensor, torch.zeros_like(tensor)
+        )
+        for tensor in tensors
+    )
+
+
+def average(values: Tensor, mask: Tensor | None, reduction: Reduction) -> Tensor:
+    """Average elementwise divergences that are already zero wherever the mask is false.
+
+    Args:
+        values: Shape ``[examples, *event]`` (or a scalar: one example).
+        mask: Bool tensor over the leading dimensions of ``values``, or ``None``.
+        reduction: ``"sum"`` divides the total by the number of examples, ``"mean"`` by the number of
+            elements; an example or element counts if the mask keeps (some of) it.
+
+    Returns:
+        A scalar; 0 if nothing counts.
+
+    Example:
+        >>> average(torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([True, False]), "mean").item()
+        1.5
+    """
+    if mask is None:
+        count = values.numel() if reduction == "mean" else values.shape[0] if values.ndim else 1
+        return values.sum() / max(count, 1)
+    if reduction == "mean":
+        count = mask.sum() * (values.numel() // max(mask.numel(), 1))
+    else:
+        count = mask.flatten(start_dim=1).any(dim=1).sum() if mask.ndim > 1 else mask.sum()
+    # Clamping instead of branching keeps an all-false mask at 0 without waiting for the device.
+    return values.sum() / count.clamp(min=1)
+
+
+def weigh(probability: Tensor, log_ratio: Tensor) -> Tensor:
+    r"""Multiply with the convention :math:`0 \cdot \infty = 0` of information theory.
+
+    Args:
+        probability: A constant, without gradient.
+        log_ratio: Any value, even NaN, where the probability is 0.
+
+    Returns:
+        The product, with zero gradient where the probability is 0.
+    """
+    return torch.where(probability == 0, torch.zeros_like(log_ratio), probability * log_ratio)

@@ -1,0 +1,48 @@
+"""KL divergence between independent Bernoulli variables: binary and multi-label outputs, autoencoders."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .base import Reduction, TensorDiscrepancy, average, check_reduction, keep_masked_in, weigh
+from .outputs import OutputSelector
+
+
+@final
+class BernoulliKL(TensorDiscrepancy):
+    r"""KL divergence of independent Bernoulli variables given by logits.
+
+    With :math:`p = \sigma(z)` at the old and :math:`q = \sigma(z')` at the new weights, each output
+    contributes
+
+    .. math:: \mathrm{KL}(p \,\|\, q) = p \log\frac{p}{q} + (1 - p) \log\frac{1 - p}{1 - q},
+
+    whose second derivative in :math:`z'` at :math:`z' = z` is :math:`p(1 - p)`.
+
+    Args:
+        reduction: Over the event dimensions (all but the first). ``"sum"`` gives the KL divergence of the
+            joint distribution of one example; ``"mean"`` averages over all elements, which is the Bregman
+            divergence of ``torch.nn.functional.binary_cross_entropy_with_logits``. Examples are averaged in
+            both.
+        output: See :class:`Discrepancy`.
+
+    Example:
+        >>> old, new = torch.zeros(4, 3), torch.ones(4, 3)
+        >>> round(BernoulliKL()(new, old).item(), 4), round(BernoulliKL("mean")(new, old).item(), 4)
+        (0.3603, 0.1201)
+    """
+
+    def __init__(self, reduction: Reduction = "sum", output: OutputSelector = None) -> None:
+        super().__init__(output)
+        self.reduction: Reduction = check_reduction(reduction)
+
+    def between_tensors(self, new: Tensor, old: Tensor, mask: Tensor | None) -> Tensor:
+        """Evaluate the KL divergence for logits of shape ``[examples, *event]``."""
+        new, old = keep_masked_in(mask, new.shape, new, old)
+        if_one = weigh(torch.sigmoid(old), functional.logsigmoid(old) - functional.logsigmoid(new))
+        if_zero = weigh(torch.sigmoid(-old), functional.logsigmoid(-old) - functional.logsigmoid(-new))
+        return average(if_one + if_zero, mask, self.reduction)

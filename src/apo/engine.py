@@ -1,0 +1,266 @@
+r"""One meta-step of Algorithm 1, without unrolling a graph.
+
+With :math:`\theta'(\phi) = \theta + \Delta(\phi)`, the meta-gradient is the pull-back of one ordinary gradient,
+
+.. math::
+    \nabla_\phi Q = \Big(\frac{\partial \Delta}{\partial \phi}\Big)^{\!\top} h, \qquad
+    h = \nabla_{\theta'} Q(\theta'),
+
+so a meta-step puts :math:`\theta'` into the parameters, runs an ordinary forward and backward pass of the loss and of
+the function-space term there, and hands :math:`h` to the rule. That is what training does anyway, so it works with any
+module, with autocast, checkpointing, compilation or data parallelism. This is the only code that runs backward passes
+and the only code that puts look-ahead weights into the network.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from apo.errors import MissingBatchError, NonFiniteError
+from apo.fsd_batches import FSDBatches
+from apo.isolation import RandomState, undisturbed
+from apo.objective import ProximalObjective, weight_decay_value
+from apo.records import MetaStep
+from apo.replay import Recording
+from apo.rules.base import Rule
+from apo.vectors import assign_, dot, move_, norm, wide
+
+__all__ = ["Engine"]
+
+
+@dataclass(frozen=True)
+class _LookAhead:
+    """The terms of Q at a look-ahead, and its gradient h there."""
+
+    loss: Tensor
+    fsd: Tensor
+    wsd: Tensor
+    gradient: list[Tensor]
+
+
+@dataclass(frozen=True)
+class _Surroundings:
+    """What stays the same while look-aheads from one theta are evaluated."""
+
+    parameters: list[Tensor]
+    origin: list[Tensor]  # theta
+    decay: list[float]  # coupled weight decay of each parameter
+    losses: list[Recording]  # the batches of the loss term
+    fsd: list[Recording]  # the batches of the function-space term
+    old: list[Any]  # the network's predictions on them at theta
+    scale: float  # of a GradScaler
+
+
+class Engine:
+    """Evaluates look-aheads of a rule and moves its meta-parameters.
+
+    Args:
+        model: The network.
+        criterion: The loss function, or None if the network returns its loss.
+        rule: What is learned.
+        objective: The meta-objective.
+        batches: Where the batch of the function-space term comes from.
+        loss_on_other_batch: The short-horizon-bias ablation of appendix D: evaluate the loss term on B', not on B.
+        scaler: The ``GradScaler`` of a float16 run, so that look-ahead gradients are scaled as well.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        criterion: Callable | None,
+        rule: Rule,
+        objective: ProximalObjective,
+        batches: FSDBatches,
+        loss_on_other_batch: bool = False,
+        scaler: Any = None,
+    ) -> None:
+        self.model = model
+        self.criterion = criterion
+        self.rule = rule
+        self.objective = objective
+        self.batches = batches
+        self.loss_on_other_batch = loss_on_other_batch
+        self.scaler = scaler
+
+    def meta_step(
+        self, step: int, theta: Mapping[Tensor, Tensor], recordings: Sequence[Recording]
+    ) -> MetaStep | None:
+        """Finish a training step on which phi is learned; the optimizer has just stepped from ``theta``.
+
+        Args:
+            step: Index of the training step.
+            theta: The weights before the step, by parameter.
+            recordings: The forward passes whose gradients the optimizer used.
+
+        Returns:
+            The record of the meta-step, or None if no parameter has a gradient.
+
+        Raises:
+            NonFiniteError: The loss is not finite, or the step would make the weights so. The weights are as before.
+        """
+        rule = self.rule
+        proposal = rule.propose(theta)
+        parameters = rule.moved()
+        if not parameters:
+            return None
+        origin = [theta[p] for p in parameters]
+        assign_(parameters, origin)
+        around = self._surroundings(parameters, origin, recordings)
+        if step == 0:
+            with self._undisturbed():
+                rule.first_look(proposal, lambda displacement: self._look(displacement, around).gradient)
+        displacement = proposal.displacement()
+        with self._undisturbed():
+            ahead = self._look(displacement, around)
+        gradients = proposal.pull_back(ahead.gradient)
+        loss, look_ahead_loss, fsd, wsd, meta_gradient_norm = _to_floats(
+            _training_loss(recordings), ahead.loss, ahead.fsd, ahead.wsd, norm(gradients)
+        )
+        _check_loss(step, loss)
+        objective = look_ahead_loss + self.objective.fsd_weight * fsd + self.objective.wsd_weight * wsd
+        updated = math.isfinite(meta_gradient_norm)
+        if updated:
+            rule.meta_update(gradients)
+        rule.judge(loss, objective)
+        proposal.take_step()
+        self._check_weights(step, parameters, origin)
+        return MetaStep(
+            step,
+            loss,
+            look_ahead_loss,
+            fsd,
+            wsd,
+            objective,
+            meta_gradient_norm,
+            rule.rates(),
+            updated,
+            rule.summary(),
+        )
+
+    def _surroundings(
+        self, parameters: list[Tensor], origin: list[Tensor], recordings: Sequence[Recording]
+    ) -> _Surroundings:
+        for recording in recordings:
+            recording.check_unchanged()
+        decay = self.rule.coupled_weight_decay()
+        losses = list(recordings)
+        fsd: list[Recording] = []
+        if self.objective.fsd_weight > 0 or self.loss_on_other_batch:
+            fsd = (
+                losses
+                if self.batches.is_same
+                else [self._with_common_randomness(self.batches.draw(losses[-1]))]
+            )
+        if self.loss_on_other_batch:
+            losses = fsd
+        if not self.objective.fsd_weight > 0:
+            return _Surroundings(parameters, origin, decay, losses, [], [], self._scale())
+        if self.batches.is_same:
+            old = [recording.prediction for recording in fsd]
+        else:
+            with self._undisturbed(), torch.no_grad():
+                old = [recording.evaluate(self.model, self.criterion)[0] for recording in fsd]
+        return _Surroundings(parameters, origin, decay, losses, fsd, old, self._scale())
+
+    def _look(self, displacement: Sequence[Tensor], around: _Surroundings) -> _LookAhead:
+        """Evaluate Q and its gradient at theta + displacement, and come back to theta.
+
+        The two batches are back-propagated one after the other, so that only one graph is alive at a time.
+        """
+        parameters = around.parameters
+        zero = torch.zeros((), device=parameters[0].device)
+        loss, fsd = zero, zero
+        for parameter in parameters:
+            parameter.grad = None
+        move_(parameters, around.origin, displacement)
+        try:
+            with torch.enable_grad():
+                for recording in around.losses:
+                    value, both = self._loss_and_same_batch_fsd(recording, around)
+                    loss, fsd = loss + value, fsd + both
+                if not self.batches.is_same:
+                    for recording, old in zip(around.fsd, around.old, strict=True):
+                        new, _ = recording.evaluate(self.model, self.criterion)
+                        fsd = fsd + self._backward_fsd(new, old, recording, around.scale)
+            gradient = [
+                zero.expand_as(p) if p.grad is None else wide(p.grad) / around.scale for p in parameters
+            ]
+            loss = loss + weight_decay_value(parameters, around.decay)
+            gradient = [
+                h + decay * wide(p.detach()) if decay else h
+                for h, p, decay in zip(gradient, parameters, around.decay, strict=True)
+            ]
+        finally:
+            assign_(parameters, around.origin)
+        if self.objective.wsd_weight:
+            gradient = [
+                h + self.objective.wsd_weight * d for h, d in zip(gradient, displacement, strict=True)
+            ]
+        return _LookAhead(loss, fsd, 0.5 * dot(displacement, displacement), gradient)
+
+    def _loss_and_same_batch_fsd(self, recording: Recording, around: _Surroundings) -> tuple[Tensor, Tensor]:
+        """Back-propagate the loss of one batch and, if B' is B, the discrepancy of the same outputs."""
+        new, loss = recording.evaluate(self.model, self.criterion)
+        if loss is None:
+            raise MissingBatchError(
+                "the loss term was asked for on another batch, but that batch has no targets: let fsd_batch yield "
+                "(inputs, target) pairs"
+            )
+        weighted = (loss * recording.weight).sum()
+        if not (self.batches.is_same and around.fsd):
+            (weighted * around.scale).backward()
+            return weighted.detach(), torch.zeros_like(weighted)
+        fsd = self.objective.fsd(new, recording.prediction, recording) / len(around.fsd)
+        ((weighted + self.objective.fsd_weight * fsd) * around.scale).backward()
+        return weighted.detach(), fsd.detach()
+
+    def _backward_fsd(self, new: Any, old: Any, recording: Recording, scale: float) -> Tensor:
+        fsd = self.objective.fsd(new, old, recording)
+        (fsd * (self.objective.fsd_weight * scale)).backward()
+        return fsd.detach()
+
+    def _with_common_randomness(self, recording: Recording) -> Recording:
+        """Have a batch of the function-space term see the same dropout masks at theta and at theta'."""
+        return recording.with_random_state(RandomState.capture({p.device for p in self.model.parameters()}))
+
+    def _scale(self) -> float:
+        return float(self.scaler.get_scale()) if self.scaler is not None and self.scaler.is_enabled() else 1.0
+
+    def _undisturbed(self) -> Any:
+        modules = [module for module in (self.model, self.criterion) if isinstance(module, nn.Module)]
+        return undisturbed(
+            modules, [p for group in self.rule.optimizer.param_groups for p in group["params"]]
+        )
+
+    def _check_weights(self, step: int, parameters: list[Tensor], origin: list[Tensor]) -> None:
+        if not math.isfinite(_to_floats(norm(parameters))[0]):
+            assign_(parameters, origin)
+            raise NonFiniteError(
+                f"step {step} would make the weights infinite or NaN at learning rate {self.rule.rates()}, so they were "
+                "left as before: clip the gradients, or lower the optimizer's lr if warm_start is off"
+            )
+
+
+def _training_loss(recordings: Sequence[Recording]) -> Tensor:
+    """Return the loss whose gradient the optimizer used, at the weights before the step."""
+    return torch.stack([(r.loss * r.weight).sum() for r in recordings if r.loss is not None]).sum()
+
+
+def _check_loss(step: int, loss: float) -> None:
+    if not math.isfinite(loss):
+        raise NonFiniteError(
+            f"the training loss is {loss} at step {step}, so there is nothing to learn from: look for NaN in the data, "
+            "and lower the optimizer's lr or clip the gradients if it grew before"
+        )
+
+
+def _to_floats(*tensors: Tensor) -> list[float]:
+    """Bring several 0-dimensional tensors to the host, waiting for the device once."""
+    device = tensors[0].device
+    return torch.stack([tensor.detach().to(device, torch.float32) for tensor in tensors]).tolist()

@@ -1,0 +1,117 @@
+"""The explicit front door: ``loss = tuner.step(inputs, target)``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from apo.replay import as_call, own_loss, tree_map
+from apo.rules.base import Rule
+from apo.tuner import Tuner
+
+__all__ = ["APO"]
+
+
+class APO(Tuner):
+    r"""Train with Amortized Proximal Optimization, for those who own their training loop.
+
+    Every ``interval`` steps it looks ahead, evaluates the proximal objective
+
+    .. math::
+        Q(\phi) = J_B(\theta') + \lambda_{FSD} \operatorname{mean}_{x \in B'} \rho(f(x, \theta'), f(x, \theta))
+            + \frac{\lambda_{WSD}}{2} \|\theta' - \theta\|^2
+
+    at the look-ahead weights and moves the rule's meta-parameters phi down its gradient (Algorithm 1 of the paper).
+
+    Args:
+        model: The network.
+        rule: A rule, or an optimizer whose learning rate (or, for a preconditioner, whose matrices) shall be learned.
+        loss: ``loss(output, target)`` returning a scalar; None if the network's output carries its own ``loss``.
+        **options: See :class:`apo.Tuner`.
+
+    Example:
+        >>> import apo, torch
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Linear(4, 3)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
+        >>> tuner = apo.APO(model, optimizer, loss=torch.nn.functional.cross_entropy, interval=2)
+        >>> x, y = torch.randn(16, 4), torch.randint(3, (16,))
+        >>> losses = [float(tuner.step(x, y)) for _ in range(20)]
+        >>> losses[-1] < losses[0] and optimizer.param_groups[0]["lr"] > 1e-3
+        True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        rule: Rule | Optimizer,
+        loss: Callable[[Any, Any], Tensor] | None = None,
+        **options: Any,
+    ) -> None:
+        if loss is not None and not callable(loss):
+            raise TypeError(
+                f"loss must be callable as loss(output, target) or None, got {type(loss).__name__}"
+            )
+        super().__init__(model, rule, loss, **options)
+
+    def step(self, inputs: Any = None, target: Any = None) -> Tensor | None:
+        """Take one training step: forward, backward, optimizer step and, when it is time, meta-step.
+
+        Without arguments only the optimizer steps, on gradients from :meth:`backward` (accumulated, clipped, ...).
+
+        Args:
+            inputs: A tensor, a tuple of positional arguments or a mapping of keyword arguments of the network.
+            target: What the loss function takes beside the output.
+
+        Returns:
+            The training loss, detached; None without arguments.
+        """
+        loss = None
+        if inputs is not None:
+            self.optimizer.zero_grad()
+            self._recordings.clear()
+            loss = self.backward(inputs, target)
+        scaler = self.engine.scaler
+        if scaler is None:
+            self.optimizer.step()
+        else:
+            scaler.step(self.optimizer)
+            scaler.update()
+            self._recordings.clear()  # of a step that the scaler left out
+        return loss
+
+    def backward(self, inputs: Any, target: Any = None, *, weight: float = 1.0) -> Tensor:
+        """Run the network forward and backward and add to the gradients: one micro-batch.
+
+        Call it once or several times (with ``weight=1/n`` for the mean of n), clip the gradients if you like, then call
+        :meth:`step` without arguments and ``optimizer.zero_grad()``.
+
+        Args:
+            inputs: See :meth:`step`.
+            target: See :meth:`step`.
+            weight: Factor of this loss in the objective.
+
+        Returns:
+            The loss of the micro-batch, detached and without the weight.
+        """
+        wanted = self._wants_recording()
+        recording = self._new_recording(inputs, target) if wanted else None
+        call = as_call(inputs)
+        with torch.enable_grad():
+            output = self.model(*call.args, **call.kwargs)
+            criterion = self.engine.criterion
+            loss = own_loss(output) if criterion is None else criterion(output, target)
+            scaled = loss * weight if weight != 1.0 else loss
+            scaler = self.engine.scaler
+            (scaled if scaler is None else scaler.scale(scaled)).backward()
+        if recording is not None:
+            prediction = tree_map(Tensor.detach, output) if self.fsd_batches.is_same else None
+            self._recordings.append(
+                replace(recording, loss=loss.detach(), weight=weight, prediction=prediction).sealed()
+            )
+        return loss.detach()

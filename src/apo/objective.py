@@ -1,0 +1,112 @@
+r"""The proximal meta-objective Q, equation (7) of the paper.
+
+.. math::
+    Q(\phi) = J_B(\theta'(\phi))
+        + \frac{\lambda_{FSD}}{|B'|} \sum_{x \in B'} \rho(f(x, \theta'(\phi)), f(x, \theta))
+        + \frac{\lambda_{WSD}}{2} \|\theta'(\phi) - \theta\|^2
+
+Coupled weight decay (an L2 penalty that the optimizer adds to the gradient) is part of the loss that the optimizer
+minimises, so it belongs to :math:`J_B`; decoupled decay is part of the step and needs no term.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from apo.discrepancy import CategoricalKL, Discrepancy, for_loss
+from apo.replay import Recording
+from apo.vectors import wide
+
+__all__ = ["ProximalObjective"]
+
+
+class ProximalObjective:
+    r"""The weights of the three terms and the divergence :math:`\rho` of the function-space term.
+
+    Args:
+        fsd_weight: :math:`\lambda_{FSD} \ge 0`.
+        wsd_weight: :math:`\lambda_{WSD} \ge 0`.
+        discrepancy: :math:`\rho`; ``"auto"`` takes the one that belongs to the loss function.
+        criterion: The loss function, or None for a network that computes its own (a language model, say): then
+            ``"auto"`` is the KL divergence of categorical outputs.
+        mask: Which positions of a batch count, as a function of its recording; ``"auto"`` leaves out the padding
+            marked by the criterion's ``ignore_index``, by ``labels`` of -100 or by an ``attention_mask``.
+
+    Example:
+        >>> import torch.nn.functional as F
+        >>> objective = ProximalObjective(0.3, 0.0, criterion=F.cross_entropy)
+        >>> type(objective.discrepancy).__name__
+        'CategoricalKL'
+    """
+
+    def __init__(
+        self,
+        fsd_weight: float,
+        wsd_weight: float,
+        discrepancy: Discrepancy | str = "auto",
+        criterion: Callable | None = None,
+        mask: Callable[[Recording], Tensor | None] | str | None = "auto",
+    ) -> None:
+        self.fsd_weight = _weight("fsd_weight", fsd_weight)
+        self.wsd_weight = _weight("wsd_weight", wsd_weight)
+        self.discrepancy = _discrepancy(discrepancy, criterion) if self.fsd_weight > 0 else None
+        self._ignore_index = getattr(criterion, "ignore_index", None)
+        self._mask = mask
+
+    def fsd(self, new: Any, old: Any, recording: Recording) -> Tensor:
+        r"""Return the mean of :math:`\rho(new, old)` over the positions of the batch that count."""
+        assert self.discrepancy is not None
+        mask = self._padding(recording, new) if self._mask == "auto" else None
+        if callable(self._mask):
+            mask = self._mask(recording)
+        return self.discrepancy(new, old, mask=mask, target=recording.target)
+
+    def _padding(self, recording: Recording, new: Any) -> Tensor | None:
+        """Find the mask that the batch itself carries, if its shape fits the outputs."""
+        logits = new.get("logits") if isinstance(new, Mapping) else new
+        if not isinstance(logits, Tensor):
+            return None
+        target = recording.target
+        if self._ignore_index is not None and isinstance(target, Tensor) and not target.is_floating_point():
+            if target.numel() * logits.shape[1] == logits.numel():
+                return target != self._ignore_index
+        inputs = recording.calls[0].kwargs
+        labels, attended = inputs.get("labels"), inputs.get("attention_mask")
+        if isinstance(labels, Tensor) and labels.shape == logits.shape[:-1]:
+            return labels != -100
+        if isinstance(attended, Tensor) and attended.shape == logits.shape[:-1]:
+            return attended.bool()
+        return None
+
+
+def _weight(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name} must be finite and not negative, got {value}: use 0 to leave the term out")
+    return float(value)
+
+
+def _discrepancy(choice: Discrepancy | str, criterion: Callable | None) -> Discrepancy:
+    if isinstance(choice, Discrepancy):
+        return choice
+    if choice != "auto":
+        raise TypeError(f"discrepancy must be 'auto' or an apo.discrepancy.Discrepancy, got {choice!r}")
+    if criterion is None:
+        return CategoricalKL()
+    return for_loss(criterion)
+
+
+def weight_decay_value(parameters: list[Tensor], coefficients: list[float]) -> Tensor | float:
+    """Return the sum of ``coefficient / 2 * ||parameter||^2``: coupled decay as a part of the loss."""
+    terms = [
+        0.5 * decay * torch.sum(wide(parameter.detach()) ** 2)
+        for parameter, decay in zip(parameters, coefficients, strict=True)
+        if decay
+    ]
+    return torch.stack(terms).sum() if terms else 0.0

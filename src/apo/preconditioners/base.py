@@ -1,0 +1,372 @@
+"""The optimizer around the blocks: an ordinary torch optimizer whose matrices someone else learns."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .checkpoint import check_factors, load_factors, load_momentum
+from .direction import BlockInput, block_inputs, clipped, preconditioned
+from .layers import plan_layers, trainable_parameters
+from .options import check_clip, check_group, check_warmup
+
+__all__ = ["Preconditioner"]
+
+
+class Preconditioner(Optimizer, ABC):
+    r"""A step along the preconditioned gradient, :math:`\theta' = \theta - \text{scale} \cdot P g`.
+
+    :math:`P = \eta_0 \hat P`: the learning rate that the user gave times a learned positive semi-definite
+    matrix that starts as the identity, one block per layer. Used by itself this is SGD at ``scale * lr``; a
+    rule of APO moves the factors of P. Weights move by
+
+    .. math:: \Delta = -\text{scale} \cdot \frac{\text{lr}}{\text{reference\_lr}}\, P g
+
+    so that an LR scheduler, which changes ``lr`` alone, scales the step. What APO looks at to learn P is
+    :math:`-P g`, without the scale and the schedule: a rate that decays would otherwise make P grow.
+    Parameters of one layer may be in groups of different learning rates; P is then
+    :math:`D^{1/2} \hat P D^{1/2}` with the rates on the diagonal of D, still positive semi-definite.
+
+    Each group has, beside ``lr``, ``scale``, ``momentum``, ``weight_decay`` and ``decoupled_weight_decay``,
+    the ``initial_step`` (:math:`\eta_0` in P) and the ``reference_lr`` (the ``lr`` that stands for a
+    schedule's factor of one). Both are the ``lr`` that the group was made with.
+
+    *For a rule.* The meta-parameters are :meth:`factors`. :meth:`displacement` is the look-ahead from the
+    gradients that are there now and :meth:`pull_back` turns a cotangent of it into gradients of the factors;
+    it remembers what :meth:`displacement` saw, so gradients and weights may change in between. With
+    ``deferred`` set, :meth:`step` only evaluates the closure, and the rule calls :meth:`take_step` once the
+    factors have moved. With ``guarded`` set, the warm-up lasts until the rule calls :meth:`hand_over`.
+
+    Attributes:
+        layers: The plan: names, parameters, views and blocks.
+        clip: The largest norm of an update, or ``None``.
+        warmup: The optimizer that moves the weights at first, or ``None``.
+        warmup_steps: For how many steps it does.
+        deferred: Whether :meth:`step` leaves the weights to :meth:`take_step`.
+        guarded: Whether only :meth:`hand_over` ends the warm-up.
+
+    Example:
+        >>> from apo.preconditioners import Kronecker
+        >>> model = nn.Linear(2, 1, bias=False)
+        >>> optimizer = Kronecker(model, lr=0.1)
+        >>> model(torch.ones(1, 2)).sum().backward()
+        >>> optimizer.displacement()  # the identity, so far: minus lr times the gradient
+        [tensor([[-0.1000, -0.1000]])]
+        >>> [tuple(factor.shape) for factor in optimizer.factors()]
+        [(2, 2), (1, 1), (1, 2)]
+    """
+
+    _OWN = (
+        "layers", "clip", "warmup", "warmup_steps", "deferred", "guarded",
+        "_steps", "_handed_over", "_lookahead", "_built",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        model: nn.Module | Tensor | Iterable[Tensor],
+        lr: float,
+        *,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]] | None = None,
+        scale: float = 0.9,
+        momentum: float = 0.0,
+        clip: float | None = None,
+        weight_decay: float = 0.0,
+        decoupled_weight_decay: bool = False,
+        conv: str = "matrix",
+        max_dim: int = 8192,
+        warmup: Optimizer | None = None,
+        warmup_steps: int = 0,
+    ) -> None:
+        if not isinstance(model, (nn.Module, Tensor)):
+            model = list(model)
+        defaults = {
+            "lr": lr,
+            "scale": scale,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "decoupled_weight_decay": decoupled_weight_decay,
+        }
+        check_clip(clip)
+        self._built = False
+        super().__init__(trainable_parameters(model) if params is None else params, defaults)
+        self.layers = plan_layers(
+            model, self.structure, conv=conv, max_dim=max_dim, params=self._parameters()
+        )
+        check_warmup(warmup, warmup_steps, [p for layer in self.layers for p in layer.params])
+        self.clip = clip
+        self.warmup = warmup
+        self.warmup_steps = warmup_steps
+        self.deferred = False
+        self.guarded = False
+        self._steps = 0
+        self._handed_over = False
+        self._lookahead: tuple[list[Tensor], list[BlockInput]] | None = None
+        self._built = True
+
+    @property
+    @abstractmethod
+    def structure(self) -> str:
+        """The shape of P: ``"full"``, ``"diagonal"`` or ``"kronecker"``."""
+
+    # --- what a rule reads ---
+
+    def factors(self) -> list[Tensor]:
+        """Return all meta-parameters: the factors of every block, in an order that never changes."""
+        return [factor for layer in self.layers for factor in layer.block.factors.values()]
+
+    def moved(self) -> list[Tensor]:
+        """Return the parameters that have a gradient now, in the order of the param groups.
+
+        Raises:
+            RuntimeError: If one of them has no block because it was frozen when this optimizer was built.
+        """
+        moved = [p for p in self._parameters() if p.grad is not None]
+        planned = {id(p) for layer in self.layers for p in layer.params}
+        for p in moved:
+            if id(p) not in planned:
+                raise RuntimeError(
+                    f"a parameter of shape {tuple(p.shape)} was frozen when {type(self).__name__} was built "
+                    "and has a gradient now: unfreeze it before building the optimizer."
+                )
+        return moved
+
+    @torch.no_grad()
+    def displacement(self) -> list[Tensor]:
+        r"""Return the look-ahead :math:`-P g`, one tensor for each parameter that :meth:`moved` gives.
+
+        g includes coupled weight decay. Neither ``scale``, momentum, clip, schedule nor warm-up take part.
+        """
+        moved = self.moved()
+        # A gathered gradient may share memory with .grad, which a backward pass at the look-ahead overwrites.
+        inputs = [
+            BlockInput(layer, gradient.clone(), rates)
+            for layer, gradient, rates in block_inputs(self.layers, self._groups())
+        ]
+        self._lookahead = (moved, inputs)
+        directions = preconditioned(inputs)
+        return [-directions[p] for p in moved]
+
+    @torch.no_grad()
+    def pull_back(self, cotangents: Sequence[Tensor]) -> list[Tensor]:
+        r"""Return the gradient of :math:`\sum_i \langle c_i, \Delta_i \rangle` with respect to the factors.
+
+        Args:
+            cotangents: One tensor :math:`c_i` for each entry of the last :meth:`displacement`.
+
+        Returns:
+            One tensor per entry of :meth:`factors`; zeros for blocks that took no part.
+
+        Raises:
+            RuntimeError: If :meth:`displacement` was not called since the last step.
+            ValueError: If the number of cotangents is another.
+        """
+        if self._lookahead is None:
+            raise RuntimeError(
+                "pull_back() differentiates the last displacement(): call displacement() first."
+            )
+        moved, inputs = self._lookahead
+        if len(cotangents) != len(moved):
+            raise ValueError(
+                f"cotangents has {len(cotangents)} entries: pass {len(moved)}, as displacement() gave."
+            )
+        given = dict(zip(moved, cotangents, strict=True))
+        found: dict[str, dict[str, Tensor]] = {}
+        for layer, gradient, rates in inputs:
+            # A parameter without gradient does not move, so nothing depends on what P says about it.
+            parts = [
+                -rate * given[p] if p in given else None for p, rate in zip(layer.params, rates, strict=True)
+            ]
+            found[layer.name] = layer.block.pull_back(gradient, layer.view.gather(parts))
+        return [
+            found[layer.name][key] if layer.name in found else torch.zeros_like(factor)
+            for layer in self.layers
+            for key, factor in layer.block.factors.items()
+        ]
+
+    # --- steps ---
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore
+        """Evaluate the closure, if there is one, and move the weights unless that is ``deferred``.
+
+        Args:
+            closure: Clears gradients, computes the loss, calls backward and returns the loss.
+
+        Returns:
+            What the closure returned.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if not self.deferred:
+            self.take_step()
+        return loss
+
+    @torch.no_grad()
+    def take_step(self) -> None:
+        """Move the weights once, by the warm-up's optimizer while it lasts, and count the step."""
+        self._lookahead = None
+        if self.warming_up and self.warmup is not None:
+            self.warmup.step()
+        else:
+            self._move()
+        self._steps += 1
+
+    @property
+    def steps(self) -> int:
+        """How many steps were taken."""
+        return self._steps
+
+    @property
+    def warmup_elapsed(self) -> bool:
+        """Whether as many steps as the warm-up asked for were taken."""
+        return self._steps >= self.warmup_steps
+
+    @property
+    def warming_up(self) -> bool:
+        """Whether the next step is the warm-up optimizer's."""
+        if self.warmup is None or self._handed_over:
+            return False
+        return self.guarded or not self.warmup_elapsed
+
+    def hand_over(self) -> None:
+        """End the warm-up: from the next step on the preconditioner moves the weights."""
+        self._handed_over = True
+
+    def rescale(self, factor: float) -> None:
+        """Multiply P by a number, for a start at another scale; ``lr`` and schedules keep their meaning."""
+        for group in self.param_groups:
+            group["initial_step"] *= factor
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Take a group while the optimizer is being built; refuse one afterwards.
+
+        Raises:
+            RuntimeError: If the optimizer has been built.
+            ValueError: If an option of the group is out of range.
+        """
+        if self._built:
+            raise RuntimeError(
+                "add_param_group() came after the preconditioner was built: build a new one over all of them."
+            )
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        check_group(group)
+        group.setdefault("initial_step", group["lr"])
+        group.setdefault("reference_lr", group["lr"])
+
+    # --- inspection and checkpoints ---
+
+    def dense_preconditioner(self, name: str) -> Tensor:
+        """Return P of one small layer as a matrix ``[n, n]`` that acts on its gathered, flattened gradient.
+
+        Args:
+            name: The layer's name, as in ``self.layers``.
+
+        Raises:
+            ValueError: If there is no such layer.
+        """
+        groups = self._groups()
+        for layer in self.layers:
+            if layer.name == name:
+                dtype = next(iter(layer.block.factors.values())).dtype
+                steps = [torch.full_like(p, groups[p]["initial_step"], dtype=dtype) for p in layer.params]
+                root = layer.view.gather(steps).reshape(-1).sqrt()
+                return root.unsqueeze(1) * layer.block.to_dense() * root
+        known = ", ".join(layer.name for layer in self.layers)
+        raise ValueError(f"name is {name!r}, which is no layer of this optimizer: pass one of {known}.")
+
+    def to_dense(self) -> dict[str, Tensor]:
+        """Return P layer by layer, as :meth:`dense_preconditioner` does; for small models."""
+        return {layer.name: self.dense_preconditioner(layer.name) for layer in self.layers}
+
+    def summary(self) -> dict[str, Tensor]:
+        """Return the mean eigenvalue of each layer's learned matrix, 1 at the start (device tensors)."""
+        return {layer.name: layer.block.summary()["mean_eigenvalue"] for layer in self.layers}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that training changes, as torch's optimizers do, and the factors by layer.
+
+        The entries are tensors and plain values, so ``torch.load(..., weights_only=True)`` reads them; they
+        share memory with the optimizer.
+        """
+        return {
+            **super().state_dict(),
+            "preconditioner": {
+                "factors": {layer.name: dict(layer.block.factors) for layer in self.layers},
+                "steps": self._steps,
+                "handed_over": self._handed_over,
+                "warmup": None if self.warmup is None else self.warmup.state_dict(),
+            },
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from what :meth:`state_dict` returned.
+
+        Factors are written into the tensors that are there, in their own type, so that a meta-optimizer that
+        holds them stays valid.
+
+        Args:
+            state_dict: From an optimizer of the same structure over the same model.
+
+        Raises:
+            ValueError: If it belongs to another optimizer; nothing is changed then.
+        """
+        own = state_dict.get("preconditioner")
+        if own is None:
+            raise ValueError(
+                f"state_dict is not that of a {type(self).__name__}: it has no entry 'preconditioner'."
+            )
+        check_factors(self.layers, own["factors"])
+        if (self.warmup is None) != (own["warmup"] is None):
+            raise ValueError(
+                "state_dict and optimizer differ in warmup: build the optimizer as when it was saved."
+            )
+        super().load_state_dict(state_dict)
+        load_momentum(self, state_dict)
+        load_factors(self.layers, own["factors"])
+        self._steps = own["steps"]
+        self._handed_over = own["handed_over"]
+        self._lookahead = None
+        if self.warmup is not None:
+            self.warmup.load_state_dict(own["warmup"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        # torch copies and pickles three fields of an optimizer and would drop ours.
+        return {**super().__getstate__(), **{name: self.__dict__[name] for name in self._OWN}}
+
+    # --- the parts of a step ---
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _groups(self) -> dict[Tensor, dict[str, Any]]:
+        return {p: group for group in self.param_groups for p in group["params"]}
+
+    def _move(self) -> None:
+        groups = self._groups()
+        moved = self.moved()
+        directions = preconditioned(block_inputs(self.layers, groups))
+        updates = [self._update(p, directions[p], groups[p]) for p in moved]
+        if self.clip is not None:
+            updates = clipped(updates, self.clip)
+        for p, update in zip(moved, updates, strict=True):
+            group = groups[p]
+            if group["decoupled_weight_decay"] and group["weight_decay"]:
+                p.mul_(1.0 - group["lr"] * group["weight_decay"])
+            p.add_(update)
+
+    def _update(self, p: Tensor, direction: Tensor, group: dict[str, Any]) -> Tensor:
+        if group["momentum"]:
+            state = self.state[p]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(direction)
+            direction = state["momentum_buffer"].mul_(group["momentum"]).add_(direction)
+        return direction * (-group["scale"] * group["lr"] / group["reference_lr"])

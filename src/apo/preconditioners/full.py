@@ -1,0 +1,75 @@
+"""The optimizer with one dense matrix for all weights: for small problems and for theory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, final
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .base import Preconditioner
+
+__all__ = ["Full"]
+
+
+@final
+class Full(Preconditioner):
+    r"""A preconditioner :math:`P = \eta_0\, C C^\top` over all parameters at once (the paper's Theorem 1).
+
+    Args:
+        model: The network, or a parameter or list of parameters that belong to no module.
+        lr: The step size :math:`\eta_0` that P starts from.
+        params: Param groups in torch's form; by default everything that requires gradients, in one group.
+        scale: Constant factor on every update; 0.9 is the paper's.
+        momentum: Coefficient of heavy-ball momentum on the preconditioned gradient.
+        clip: Largest Euclidean norm of an update, momentum included.
+        weight_decay: Coefficient; coupled, it adds ``weight_decay * theta`` to the gradient before P.
+        decoupled_weight_decay: Whether decay multiplies the weights by ``1 - lr * weight_decay`` instead.
+        max_dim: The largest number of parameters; more raise an error, because C has its square.
+        warmup: An optimizer over the same parameters that moves them at first while P is already being
+            learned.
+        warmup_steps: The number of its steps.
+
+    Example:
+        >>> import torch
+        >>> theta = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+        >>> optimizer = Full(theta, lr=0.5)
+        >>> optimizer.to_dense()["all"]
+        tensor([[0.5000, 0.0000],
+                [0.0000, 0.5000]], dtype=torch.float64)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Tensor | Iterable[Tensor],
+        lr: float = 0.1,
+        *,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]] | None = None,
+        scale: float = 0.9,
+        momentum: float = 0.0,
+        clip: float | None = None,
+        weight_decay: float = 0.0,
+        decoupled_weight_decay: bool = False,
+        max_dim: int = 4096,
+        warmup: Optimizer | None = None,
+        warmup_steps: int = 0,
+    ) -> None:
+        super().__init__(
+            model,
+            lr,
+            params=params,
+            scale=scale,
+            momentum=momentum,
+            clip=clip,
+            weight_decay=weight_decay,
+            decoupled_weight_decay=decoupled_weight_decay,
+            max_dim=max_dim,
+            warmup=warmup,
+            warmup_steps=warmup_steps,
+        )
+
+    @property
+    def structure(self) -> str:
+        """The shape of P, ``"full"``."""
+        return "full"

@@ -1,0 +1,130 @@
+"""The paper's structured preconditioner of a matrix-shaped gradient, in EKFAC's shape."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from .block import Block, factor_type
+
+__all__ = ["KroneckerBlock"]
+
+
+@final
+class KroneckerBlock(Block):
+    r"""The paper's structured preconditioner :math:`P_S`, for gradients ``[rows, cols]``.
+
+    .. math::
+        P_S = (A \otimes B)\, \mathrm{diag}(\mathrm{vec}\, S)^2\, (A \otimes B)^\top, \qquad
+        P_S\, \mathrm{vec}(G) = \mathrm{vec}(B (S^2 \odot B^\top G A) A^\top)
+
+    with columns stacked by vec. With cotangent C of the result, :math:`M = B^\top G A` and
+    :math:`N = S^2 \odot M`, the pull-back is
+
+    .. math::
+        \partial N &= B^\top C A, \quad \partial S = 2\, S \odot M \odot \partial N, \quad
+            \partial M = S^2 \odot \partial N, \\
+        \partial B &= C A N^\top + G A\, \partial M^\top, \quad
+            \partial A = C^\top B N + G^\top B\, \partial M.
+
+    A side that is too long for a dense factor has none: its factor is the identity. A diagonal one would add
+    nothing, because S already scales every row and every column (and every element).
+
+    Args:
+        rows: Number of rows of the gradient (a layer's outputs), the size of B.
+        cols: Number of columns of the gradient (a layer's inputs, and one for the bias), the size of A.
+        dense_rows: Whether there is a factor B.
+        dense_cols: Whether there is a factor A.
+        stack: If given, the gradient is ``[stack, rows, cols]``: so many matrices, each with factors of its
+            own (the three projections of attention, the gates of a recurrent layer).
+        dtype: Type of the gradient; the factors are kept in float32 at least.
+        device: Where the factors live.
+
+    Example:
+        >>> block = KroneckerBlock(3, 5)
+        >>> {name: tuple(factor.shape) for name, factor in block.factors.items()}
+        {'A': (5, 5), 'B': (3, 3), 'S': (3, 5)}
+        >>> gradient = torch.randn(3, 5)
+        >>> bool((block.apply(gradient) == gradient).all())  # the identity, to begin with
+        True
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        cols: int,
+        dense_rows: bool = True,
+        dense_cols: bool = True,
+        *,
+        stack: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> None:
+        lead = () if stack is None else (stack,)
+        dtype = factor_type(dtype)
+        factors = {}
+        if dense_cols:
+            factors["A"] = torch.eye(cols, dtype=dtype, device=device).repeat(*lead, 1, 1)
+        if dense_rows:
+            factors["B"] = torch.eye(rows, dtype=dtype, device=device).repeat(*lead, 1, 1)
+        factors["S"] = torch.ones(*lead, rows, cols, dtype=dtype, device=device)
+        super().__init__((*lead, rows, cols), factors)
+
+    def to_dense(self) -> Tensor:
+        """Return P for gradients flattened row by row, hence with B before A in the Kronecker product."""
+        rows, cols = self.shape[-2:]
+        scale = self.factors["S"].reshape(-1, rows * cols).square()
+        options = {"dtype": scale.dtype, "device": scale.device}
+        a = self.factors.get("A", torch.eye(cols, **options)).expand(len(scale), cols, cols)
+        b = self.factors.get("B", torch.eye(rows, **options)).expand(len(scale), rows, rows)
+        bases = [torch.kron(b_i.contiguous(), a_i.contiguous()) for a_i, b_i in zip(a, b, strict=True)]
+        return torch.block_diag(
+            *(basis @ torch.diag(d) @ basis.mT for basis, d in zip(bases, scale, strict=True))
+        )
+
+    def _apply(self, gradient: Tensor) -> Tensor:
+        a, b = self.factors.get("A"), self.factors.get("B")
+        projected = _right(_left_transposed(b, gradient), a)
+        return _right_transposed(_left(b, self.factors["S"].square() * projected), a)
+
+    def _pull_back(self, gradient: Tensor, cotangent: Tensor) -> dict[str, Tensor]:
+        a, b, s = self.factors.get("A"), self.factors.get("B"), self.factors["S"]
+        square = s.square()
+        gradient_a, cotangent_a = _right(gradient, a), _right(cotangent, a)
+        m, d_n = _left_transposed(b, gradient_a), _left_transposed(b, cotangent_a)
+        n, d_m = square * m, square * d_n
+        result = {}
+        if a is not None:
+            result["A"] = cotangent.mT @ _left(b, n) + gradient.mT @ _left(b, d_m)
+        if b is not None:
+            result["B"] = cotangent_a @ n.mT + gradient_a @ d_m.mT
+        result["S"] = 2.0 * s * m * d_n
+        return result
+
+    def _trace(self) -> Tensor:
+        # tr(U diag(d) U^T) = sum_i d_i |u_i|^2, and the columns of a Kronecker product are products of
+        # columns.
+        weights = self.factors["S"].square()
+        if "A" in self.factors:
+            weights = weights * self.factors["A"].square().sum(-2).unsqueeze(-2)
+        if "B" in self.factors:
+            weights = weights * self.factors["B"].square().sum(-2).unsqueeze(-1)
+        return weights.sum()
+
+
+def _left(factor: Tensor | None, matrix: Tensor) -> Tensor:
+    return matrix if factor is None else factor @ matrix
+
+
+def _left_transposed(factor: Tensor | None, matrix: Tensor) -> Tensor:
+    return matrix if factor is None else factor.mT @ matrix
+
+
+def _right(matrix: Tensor, factor: Tensor | None) -> Tensor:
+    return matrix if factor is None else matrix @ factor
+
+
+def _right_transposed(matrix: Tensor, factor: Tensor | None) -> Tensor:
+    return matrix if factor is None else matrix @ factor.mT

@@ -1,0 +1,189 @@
+"""How the parameters of one layer become the tensor that a block takes, and back.
+
+A view knows shapes only. ``gather`` and ``scatter`` are exact inverses and move numbers without changing
+them; what is gathered may be the gradient, a cotangent, or anything else that has the parameters' shapes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from math import prod
+from typing import final
+
+import torch
+from torch import Tensor
+
+__all__ = ["View", "ReshapeView", "MatrixView", "TransposedConvView", "ConcatenatedView"]
+
+
+class View(ABC):
+    """A bijection between tensors of the shapes of a layer's parameters and one tensor.
+
+    Attributes:
+        parts: Shapes of the layer's parameters.
+        shape: Shape of the gathered tensor.
+
+    Example:
+        >>> view = MatrixView((2, 3), bias=True)
+        >>> weight, bias = torch.zeros(2, 3), torch.ones(2)
+        >>> view.gather([weight, bias])
+        tensor([[0., 0., 0., 1.],
+                [0., 0., 0., 1.]])
+        >>> [tuple(part.shape) for part in view.scatter(view.gather([weight, bias]))]
+        [(2, 3), (2,)]
+    """
+
+    def __init__(self, parts: Sequence[Sequence[int]], shape: Sequence[int]) -> None:
+        self.parts = [tuple(part) for part in parts]
+        self.shape = tuple(shape)
+
+    def gather(self, tensors: Sequence[Tensor | None]) -> Tensor:
+        """Join one tensor per parameter into one.
+
+        Args:
+            tensors: Of the parameters' shapes, in their order. ``None`` (a gradient that is missing) counts
+                as zeros; at least one must be a tensor.
+
+        Returns:
+            A tensor of shape ``self.shape``; it may share memory with its sources.
+
+        Raises:
+            ValueError: If all are ``None``.
+        """
+        present = next((tensor for tensor in tensors if tensor is not None), None)
+        if present is None:
+            raise ValueError("tensors are all None: pass at least one tensor, or leave the layer out.")
+        return self._gather(
+            [
+                present.new_zeros(part) if tensor is None else tensor
+                for tensor, part in zip(tensors, self.parts, strict=True)
+            ]
+        )
+
+    @abstractmethod
+    def scatter(self, gathered: Tensor) -> list[Tensor]:
+        """Take a gathered tensor apart again; the parts may share its memory."""
+
+    @abstractmethod
+    def _gather(self, tensors: list[Tensor]) -> Tensor: ...
+
+
+@final
+class ReshapeView(View):
+    """One parameter, read in another shape.
+
+    Args:
+        part: Shape of the parameter.
+        shape: Shape in which the block takes it; the parameter's own if omitted.
+
+    Example:
+        >>> ReshapeView((2, 3, 4), (2, 12)).gather([torch.zeros(2, 3, 4)]).shape
+        torch.Size([2, 12])
+    """
+
+    def __init__(self, part: Sequence[int], shape: Sequence[int] | None = None) -> None:
+        super().__init__([part], part if shape is None else shape)
+
+    def scatter(self, gathered: Tensor) -> list[Tensor]:
+        """Give the parameter its shape back."""
+        return [gathered.reshape(self.parts[0])]
+
+    def _gather(self, tensors: list[Tensor]) -> Tensor:
+        return tensors[0].reshape(self.shape)
+
+
+@final
+class MatrixView(View):
+    """A weight as a matrix with one row per output, and its bias as one more column.
+
+    Args:
+        weight: Shape of the weight, outputs first; the other dimensions are flattened.
+        bias: Whether the layer has a bias, one number per output.
+        stack: If given, the rows are so many matrices on top of each other, as ``[stack, rows, cols]``.
+
+    Example:
+        >>> MatrixView((8, 3, 3, 3), bias=True).shape
+        (8, 28)
+        >>> MatrixView((12, 4), bias=True, stack=3).shape  # attention's packed query, key and value
+        (3, 4, 5)
+    """
+
+    def __init__(self, weight: Sequence[int], *, bias: bool = False, stack: int | None = None) -> None:
+        self._matrix = (weight[0], prod(weight[1:]))
+        rows, cols = weight[0], self._matrix[1] + bias
+        if stack is not None and rows % stack:
+            raise ValueError(f"stack is {stack}, which does not divide the {rows} rows: pass a divisor.")
+        shape = (rows, cols) if stack is None else (stack, rows // stack, cols)
+        super().__init__([weight, (rows,)] if bias else [weight], shape)
+
+    def scatter(self, gathered: Tensor) -> list[Tensor]:
+        """Split off the bias and give the weight its shape back."""
+        rows, cols = self._matrix
+        matrix = gathered.reshape(rows, -1)
+        weight = matrix[:, :cols].reshape(self.parts[0])
+        return [weight, matrix[:, cols]] if len(self.parts) == 2 else [weight]
+
+    def _gather(self, tensors: list[Tensor]) -> Tensor:
+        matrix = tensors[0].reshape(self._matrix)
+        if len(tensors) == 2:
+            matrix = torch.cat([matrix, tensors[1].unsqueeze(1)], dim=1)
+        return matrix.reshape(self.shape)
+
+
+@final
+class TransposedConvView(View):
+    """A transposed convolution's weight ``[in, out/groups, *k]``, turned to ``[out, in/groups, *k]``.
+
+    Args:
+        weight: Shape of the weight as the layer stores it.
+        groups: The layer's groups.
+        inner: The view that takes the turned weight (and the bias, where it takes one).
+
+    Example:
+        >>> inner = MatrixView((6, 4, 3, 3), bias=True)
+        >>> TransposedConvView((4, 6, 3, 3), groups=1, inner=inner).shape
+        (6, 37)
+    """
+
+    def __init__(self, weight: Sequence[int], groups: int, inner: View) -> None:
+        self._grouped = (groups, weight[0] // groups, *weight[1:])
+        self._inner = inner
+        super().__init__([weight, *inner.parts[1:]], inner.shape)
+
+    def scatter(self, gathered: Tensor) -> list[Tensor]:
+        """Take the inner view apart and turn the weight back."""
+        turned, *bias = self._inner.scatter(gathered)
+        groups, inputs, outputs, *kernel = self._grouped
+        weight = turned.reshape(groups, outputs, inputs, *kernel).transpose(1, 2)
+        return [weight.reshape(self.parts[0]), *bias]
+
+    def _gather(self, tensors: list[Tensor]) -> Tensor:
+        weight, *bias = tensors
+        turned = weight.reshape(self._grouped).transpose(1, 2).reshape(self._inner.parts[0])
+        return self._inner.gather([turned, *bias])
+
+
+@final
+class ConcatenatedView(View):
+    """Any number of parameters as one long vector.
+
+    Args:
+        parts: Shapes of the parameters.
+
+    Example:
+        >>> ConcatenatedView([(2, 3), (), (4,)]).shape
+        (11,)
+    """
+
+    def __init__(self, parts: Sequence[Sequence[int]]) -> None:
+        self._sizes = [prod(part) for part in parts]
+        super().__init__(parts, (sum(self._sizes),))
+
+    def scatter(self, gathered: Tensor) -> list[Tensor]:
+        """Cut the vector and give each parameter its shape back."""
+        pieces = gathered.split(self._sizes)
+        return [piece.reshape(part) for piece, part in zip(pieces, self.parts, strict=True)]
+
+    def _gather(self, tensors: list[Tensor]) -> Tensor:
+        return torch.cat([tensor.reshape(-1) for tensor in tensors])

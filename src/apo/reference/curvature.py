@@ -1,0 +1,158 @@
+r"""Dense curvature matrices of small networks: Hessian, generalized Gauss-Newton, Fisher, Hessian of the FSD.
+
+All take the weights as one flat vector :math:`\theta \in \mathbb R^m` and return ``[m, m]`` matrices.
+``model_fn`` maps ``(theta, inputs)`` to outputs ``[n, ...]``; costs are means over the ``n`` examples, as in
+Eq. 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.func import jacrev
+
+from apo.discrepancy import Discrepancy
+
+ModelFunction = Callable[[Tensor, Any], Tensor]
+"""``(theta, inputs) -> outputs`` with flat weights."""
+
+
+def hessian(function: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
+    r"""Return :math:`\nabla^2 f(\theta)` of a scalar function.
+
+    Args:
+        function: Maps a vector ``[m]`` to a scalar.
+        theta: Where to evaluate.
+
+    Returns:
+        Shape ``[m, m]``.
+
+    Example:
+        >>> hessian(lambda t: t[0] ** 2 + 3 * t[0] * t[1], torch.zeros(2))
+        tensor([[2., 3.],
+                [3., 0.]])
+    """
+    # Reverse over reverse mode: it asks least of the operations in `function`, which may differentiate
+    # themselves.
+    matrix = torch.autograd.functional.hessian(function, theta)
+    assert isinstance(matrix, Tensor)
+    return matrix
+
+
+def ggn(
+    model_fn: ModelFunction, loss: Callable[..., Tensor], theta: Tensor, inputs: Any, target: Any
+) -> Tensor:
+    r"""Return the generalized Gauss-Newton matrix :math:`J^\top H_z J` of :math:`L(f(x, \theta), t)`.
+
+    :math:`J` is the Jacobian of all outputs, :math:`H_z` the Hessian of the loss in them (Appendix F.3).
+
+    Args:
+        model_fn: The network.
+        loss: ``loss(outputs, target)``, a scalar.
+        theta: Flat weights ``[m]``.
+        inputs: The batch.
+        target: Its targets.
+
+    Returns:
+        Shape ``[m, m]``.
+
+    Example:
+        >>> ggn(lambda t, x: x @ t, torch.nn.functional.mse_loss, torch.ones(2), torch.eye(2), torch.zeros(2))
+        tensor([[1., 0.],
+                [0., 1.]])
+    """
+    outputs = model_fn(theta, inputs)
+    jacobian = _jacobian(model_fn, theta, inputs).flatten(end_dim=-2)
+    curvature = hessian(lambda z: loss(z.reshape(outputs.shape), target), outputs.detach().reshape(-1))
+    return jacobian.T @ curvature @ jacobian
+
+
+def fisher(
+    model_fn: ModelFunction,
+    theta: Tensor,
+    inputs: Any,
+    distribution: Literal["categorical", "bernoulli", "gaussian"] = "categorical",
+    variance: float = 1.0,
+) -> Tensor:
+    r"""Return the Fisher information matrix of the model's predictive distribution.
+
+    .. math:: F = \mathbb E_{x,\, y \sim p(\cdot|x, \theta)}[\nabla \log p(y|x)\, \nabla \log p(y|x)^\top]
+
+    The expectation over the predictive distribution is exact: the scores in output space are enumerated and
+    weighed with their probabilities, then carried to the weights by the Jacobian.
+
+    Args:
+        model_fn: The network, with outputs ``[n, d]``.
+        theta: Flat weights ``[m]``.
+        inputs: The batch.
+        distribution: Outputs are the logits of one categorical variable, the logits of ``d`` independent
+            binary ones, or the means of ``d`` independent Gaussians.
+        variance: The known variance of the Gaussians.
+
+    Returns:
+        Shape ``[m, m]``.
+
+    Raises:
+        ValueError: If the distribution is unknown.
+
+    Example:
+        >>> fisher(lambda t, x: x @ t.reshape(2, 1), torch.ones(2), torch.eye(2), "gaussian")
+        tensor([[0.5000, 0.0000],
+                [0.0000, 0.5000]])
+    """
+    outputs = model_fn(theta, inputs).detach()
+    jacobian = _jacobian(model_fn, theta, inputs)
+    information = torch.stack([_output_fisher(z, distribution, variance) for z in outputs])
+    return torch.einsum("nim,nij,njk->mk", jacobian, information, jacobian) / outputs.shape[0]
+
+
+def fsd_hessian(
+    model_fn: ModelFunction, theta: Tensor, inputs: Any, discrepancy: Discrepancy, target: Any = None
+) -> Tensor:
+    r"""Return :math:`G = \nabla^2_u \mathbb E_x[\rho(f(x, u), f(x, \theta))]` at :math:`u = \theta` (Eq. 4).
+
+    Args:
+        model_fn: The network.
+        theta: Flat weights ``[m]``.
+        inputs: The FSD batch.
+        discrepancy: The divergence :math:`\rho`.
+        target: Targets of the batch, for discrepancies that need them.
+
+    Returns:
+        Shape ``[m, m]``.
+
+    Example:
+        >>> from apo.discrepancy import SquaredError
+        >>> fsd_hessian(lambda t, x: x @ t.reshape(2, 1), torch.ones(2), torch.eye(2), SquaredError())
+        tensor([[0.5000, 0.0000],
+                [0.0000, 0.5000]])
+    """
+    old = model_fn(theta, inputs).detach()
+    return hessian(lambda u: discrepancy(model_fn(u, inputs), old, target=target), theta)
+
+
+def _jacobian(model_fn: ModelFunction, theta: Tensor, inputs: Any) -> Tensor:
+    """Jacobian of the outputs, shape ``[*outputs, m]``."""
+    return jacrev(lambda u: model_fn(u, inputs))(theta).detach()
+
+
+def _output_fisher(z: Tensor, distribution: str, variance: float) -> Tensor:
+    """Sum score times score over every outcome, for one example's outputs ``[d]``."""
+    identity = torch.eye(z.numel(), dtype=z.dtype)
+    if distribution == "categorical":
+        p = torch.softmax(z, dim=-1)
+        return sum(
+            (p[c] * torch.outer(identity[c] - p, identity[c] - p) for c in range(len(p))), 0 * identity
+        )
+    if distribution == "bernoulli":
+        # Independent scores of mean zero: only the squares have an expectation.
+        p = torch.sigmoid(z)
+        return torch.diag(p * (1 - p) ** 2 + (1 - p) * (0 - p) ** 2)
+    if distribution == "gaussian":
+        return identity / variance
+    raise ValueError(
+        f'distribution must be "categorical", "bernoulli" or "gaussian", but is {distribution!r}.'
+    )

@@ -1,0 +1,239 @@
+"""Recorded forward passes that can be run again at other weights.
+
+The loss term of the meta-objective needs the training step's own mini-batch, its dropout masks and its precision, and
+the network's parameters at another point. A :class:`Recording` holds what is needed for that as plain data: the
+arguments of the network's calls, the arguments of the criterion with the network's outputs left open (*slots*), the
+random state and the autocast state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from apo.errors import ReplayError
+from apo.isolation import RandomState
+
+__all__ = ["Autocast", "Call", "Recording", "Slot", "as_call", "own_loss", "tree_map"]
+
+
+def tree_map(function: Callable[[Tensor], Any], tree: Any) -> Any:
+    """Apply ``function`` to every tensor in nested tuples, lists and mappings; keep everything else."""
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(tree_map(function, item) for item in tree))
+    if isinstance(tree, (tuple, list)):
+        return type(tree)(tree_map(function, item) for item in tree)
+    if isinstance(tree, Mapping):
+        return {key: tree_map(function, value) for key, value in tree.items()}
+    return tree
+
+
+@dataclass(frozen=True)
+class Autocast:
+    """The autocast state of one device type."""
+
+    device_type: str
+    enabled: bool
+    dtype: torch.dtype
+
+    @classmethod
+    def capture(cls, device_type: str) -> Autocast:
+        """Read the state in force."""
+        enabled = torch.is_autocast_enabled(device_type)
+        return cls(device_type, enabled, torch.get_autocast_dtype(device_type))
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Enter this state.
+
+        Autocast caches the 16-bit copies of the weights until its outermost region ends. The weights have moved, so
+        the cache must not be used: a stale copy would silently evaluate the network at the old weights.
+        """
+        torch.clear_autocast_cache()
+        with torch.autocast(self.device_type, dtype=self.dtype, enabled=self.enabled, cache_enabled=False):
+            yield
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of one call of the network, with the random state it started from (None: the current one)."""
+
+    args: tuple
+    kwargs: dict[str, Any]
+    random_state: RandomState | None = None
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place among the criterion's arguments that takes an output of the network.
+
+    Attributes:
+        position: Index of the positional argument, or name of the keyword argument.
+        call: Which call of the network the output comes from.
+        path: Keys into the structure of that output.
+        shape: Shape to which the output was reshaped on its way, with the leading size left open; None for as it is.
+    """
+
+    position: int | str
+    call: int = 0
+    path: tuple[int | str, ...] = ()
+    shape: tuple[int, ...] | None = None
+
+    def take(self, outputs: list[Any]) -> Any:
+        """Pick this slot's value out of the outputs of the calls."""
+        value = outputs[self.call]
+        for key in self.path:
+            value = (
+                getattr(value, key) if isinstance(key, str) and not isinstance(value, Mapping) else value[key]
+            )
+        return value if self.shape is None else value.reshape(-1, *self.shape[1:])
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One forward pass of the network and its loss, ready to be run again.
+
+    Attributes:
+        calls: The calls of the network.
+        loss_args: Positional arguments of the criterion; slots are filled in. None if the network returns its loss.
+        loss_kwargs: Keyword arguments of the criterion.
+        slots: Where the outputs go.
+        autocast: Precision of the forward pass.
+        loss: Value of the loss in training, detached.
+        weight: Factor of this loss in what was back-propagated (1/n for n accumulated micro-batches).
+        prediction: What the criterion saw in training, detached; kept only where it is needed.
+        versions: Version counters of the tensors, to notice a batch that was changed in place.
+    """
+
+    calls: tuple[Call, ...]
+    loss_args: tuple | None
+    loss_kwargs: dict[str, Any]
+    slots: tuple[Slot, ...]
+    autocast: Autocast
+    loss: Tensor | None = None
+    weight: float | Tensor = 1.0
+    prediction: Any = None
+    versions: tuple[int, ...] = field(default=())
+
+    def evaluate(self, model: nn.Module, criterion: Callable | None) -> tuple[Any, Tensor | None]:
+        """Run the network and the criterion again.
+
+        Returns:
+            What the criterion saw, and the loss (None where the recording has no targets).
+        """
+        with self.autocast.active():
+            outputs = [_call(model, call) for call in self.calls]
+            if criterion is None:
+                return outputs[0], own_loss(outputs[0])
+            filled = [(slot.position, slot.take(outputs)) for slot in self.slots]
+            prediction = filled[0][1] if len(filled) == 1 else tuple(value for _, value in filled)
+            if self.loss_args is None:
+                return prediction, None
+            args, kwargs = list(self.loss_args), dict(self.loss_kwargs)
+            for position, value in filled:
+                if isinstance(position, str):
+                    kwargs[position] = value
+                else:
+                    args[position] = value
+            return prediction, criterion(*args, **kwargs)
+
+    @property
+    def target(self) -> Any:
+        """The criterion's first argument that is not an output of the network, or None."""
+        if self.loss_args is None:
+            return None
+        taken = {slot.position for slot in self.slots}
+        rest = [value for index, value in enumerate(self.loss_args) if index not in taken]
+        rest += [value for name, value in self.loss_kwargs.items() if name not in taken]
+        return next((value for value in rest if value is not None), None)
+
+    def with_random_state(self, random_state: RandomState) -> Recording:
+        """Have every call of the network start from this random state."""
+        return replace(self, calls=tuple(replace(call, random_state=random_state) for call in self.calls))
+
+    def sealed(self) -> Recording:
+        """Note the version counters of all tensors."""
+        return replace(self, versions=self._versions())
+
+    def check_unchanged(self) -> None:
+        """Raise if a tensor of the batch was changed in place since :meth:`sealed`."""
+        if self.versions and self.versions != self._versions():
+            raise ReplayError(
+                "the training batch was changed in place between its forward pass and optimizer.step(), "
+                "so it cannot be evaluated again: clone it before changing it"
+            )
+
+    def as_inputs(self) -> Recording:
+        """Return a copy that owns its tensors, without random state and training loss: a batch for the FSD term."""
+        own = lambda tree: tree_map(lambda tensor: tensor.detach().clone(), tree)  # noqa: E731
+        calls = tuple(Call(own(call.args), own(call.kwargs)) for call in self.calls)
+        loss_args = None if self.loss_args is None else own(self.loss_args)
+        return Recording(calls, loss_args, own(self.loss_kwargs), self.slots, self.autocast)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain data that ``torch.load(weights_only=True)`` accepts."""
+        return {
+            "calls": [(call.args, call.kwargs) for call in self.calls],
+            "loss_args": self.loss_args,
+            "loss_kwargs": self.loss_kwargs,
+            "slots": [(slot.position, slot.call, slot.path, slot.shape) for slot in self.slots],
+            "autocast": (self.autocast.device_type, self.autocast.enabled, self.autocast.dtype),
+        }
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Any], device: torch.device) -> Recording:
+        """Read back what :meth:`state_dict` returned, with its tensors on ``device``."""
+        state = tree_map(lambda tensor: tensor.to(device), state)
+        return cls(
+            calls=tuple(Call(tuple(args), kwargs) for args, kwargs in state["calls"]),
+            loss_args=None if state["loss_args"] is None else tuple(state["loss_args"]),
+            loss_kwargs=state["loss_kwargs"],
+            slots=tuple(
+                Slot(position, call, tuple(path), shape) for position, call, path, shape in state["slots"]
+            ),
+            autocast=Autocast(*state["autocast"]),
+        )
+
+    def _versions(self) -> tuple[int, ...]:
+        versions: list[int] = []
+        note = lambda tensor: versions.append(tensor._version)  # noqa: E731
+        for call in self.calls:
+            tree_map(note, (call.args, call.kwargs))
+        return tuple(versions)
+
+
+def _call(model: nn.Module, call: Call) -> Any:
+    if call.random_state is not None:
+        call.random_state.restore()
+    return model(*call.args, **call.kwargs)
+
+
+def as_call(inputs: Any, random_state: RandomState | None = None) -> Call:
+    """Turn a batch's inputs into a call: a mapping into keywords, a tuple or list into positions, else one argument."""
+    if isinstance(inputs, Mapping):
+        return Call((), dict(inputs), random_state)
+    if isinstance(inputs, (tuple, list)):
+        return Call(tuple(inputs), {}, random_state)
+    return Call((inputs,), {}, random_state)
+
+
+def own_loss(output: Any) -> Tensor:
+    """Return the loss that a network computed itself: ``output.loss`` or ``output["loss"]``.
+
+    Raises:
+        ReplayError: There is none.
+    """
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if not isinstance(loss, Tensor):
+        raise ReplayError(
+            f"no loss function was given and the network's output, a {type(output).__name__}, has no entry 'loss': "
+            "pass loss=/criterion= or let the network return its loss"
+        )
+    return loss

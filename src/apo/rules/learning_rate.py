@@ -1,0 +1,330 @@
+r"""Learn the learning rate of any optimizer whose step is proportional to it.
+
+:math:`\phi = \log\eta`, one for all param groups (their ratios stay) or one for each. The optimizer's step is
+:math:`\Delta = \eta\, d` with :math:`d` independent of :math:`\eta`, so along the look-ahead direction :math:`v`
+
+.. math::
+    \theta'(\phi) = \theta + \frac{\eta}{\sigma} v, \qquad
+    \frac{\partial Q}{\partial \log\eta} = \Big\langle \nabla_{\theta'} Q,\ \frac{\eta}{\sigma} v \Big\rangle .
+
+:math:`v` is the *tail* (see :mod:`apo.rules.tail`) or, as in the paper, the step :math:`d` itself. The
+over-relaxation :math:`\sigma` makes the rate :math:`\sigma` times the one that the look-ahead prefers: a rate that
+minimises the look-ahead exactly stays below the edge of stability and is driven ever lower by progressive sharpening.
+
+Recovering :math:`d` as a difference of parameters loses precision when the rate is small, so on a meta-iteration the
+optimizer steps at a large rate and the step is scaled; the optimizer's state does not depend on the rate.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from apo.rules.base import MetaOptimizerFactory, Probe, Proposal, Rule
+from apo.rules.linearity import check_linear_in_lr
+from apo.rules.schedule import ScheduledGroup
+from apo.rules.tail import coupled_decay, has_tail, tail_direction
+from apo.rules.warm_start import find_turning_point
+from apo.vectors import differences, dot, wide
+
+__all__ = ["LearningRate"]
+
+#: RMSprop with bias correction is Adam without its first moment.
+_bias_corrected_rmsprop = functools.partial(torch.optim.Adam, lr=0.1, betas=(0.0, 0.99))
+_MEASURING_RATE = 2.0**14
+_LOOK_AHEADS = ("tail", "step")
+
+
+class LearningRate(Rule):
+    r"""Learn the learning rate of ``optimizer`` while it trains.
+
+    Coupled weight decay (``weight_decay`` of SGD, Adam, RMSprop, ...) is an L2 penalty and belongs to the loss term of
+    Q; decoupled decay (AdamW, Muon) is part of the step and scales with the learned rate.
+
+    Args:
+        optimizer: Any torch optimizer whose step is linear in ``lr``. Its rates are where the search begins; with
+            the warm start they hardly matter.
+        per_group: Learn one rate for each param group instead of one for all.
+        look_ahead: ``"tail"`` or ``"step"`` (the paper's).
+        over_relaxation: :math:`\sigma`.
+        meta_optimizer: Builds the meta-optimizer from a list of tensors; RMSprop with bias correction at 0.1.
+        max_change: Largest change of :math:`\log\eta` in one meta-step; None for no limit.
+        bounds: Smallest and largest learned rate.
+        warm_start: Find the scale of the rate on the first batch before any weight moves, and start at a tenth of it.
+        check_linear: Probe the optimizer and refuse one whose step is not linear in ``lr``.
+
+    Example:
+        >>> import apo, torch
+        >>> model = torch.nn.Linear(4, 3)
+        >>> rule = apo.LearningRate(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+        >>> tuner = apo.APO(model, rule, loss=torch.nn.functional.cross_entropy)
+        >>> loss = tuner.step(torch.randn(8, 4), torch.randint(3, (8,)))
+        >>> tuner.history[0].lr == rule.rates()
+        True
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        per_group: bool = False,
+        look_ahead: str = "tail",
+        over_relaxation: float = 1.4,
+        meta_optimizer: MetaOptimizerFactory | None = None,
+        max_change: float | None = 0.2,
+        bounds: tuple[float, float] = (1e-10, 1e4),
+        warm_start: bool = True,
+        check_linear: bool = True,
+    ) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        if look_ahead not in _LOOK_AHEADS:
+            raise ValueError(f"look_ahead must be 'tail' or 'step', got {look_ahead!r}")
+        if not over_relaxation > 0:
+            raise ValueError(f"over_relaxation must be positive, got {over_relaxation}: 1 is none")
+        if max_change is not None and not max_change > 0:
+            raise ValueError(f"max_change must be positive or None, got {max_change}")
+        if not 0 < bounds[0] < bounds[1] < math.inf:
+            raise ValueError(f"bounds must be 0 < lowest < highest, got {bounds}")
+        if check_linear:
+            check_linear_in_lr(optimizer)
+        self.optimizer = optimizer
+        self.per_group = per_group
+        self.look_ahead = look_ahead if has_tail(optimizer) else "step"
+        self.over_relaxation = over_relaxation
+        self.max_change = max_change
+        self.bounds = bounds
+        self.warm_start = warm_start
+        self._build_meta_optimizer = meta_optimizer or _bias_corrected_rmsprop
+        self._groups: list[ScheduledGroup] = []
+        self._phi: list[Tensor] = []
+        self._ratios: list[float] = []  # rate of each group relative to its phi
+        self._fresh: set[Tensor] = set()
+        self._measuring = False
+        self._adopt_groups()
+        self.meta_optimizer = self._build_meta_optimizer(self._phi)
+
+    @classmethod
+    def paper(cls, optimizer: Optimizer, **options: Any) -> LearningRate:
+        """Build the rule with the paper's exact settings (section 5.1).
+
+        They are: look one step ahead, no over-relaxation, RMSprop at 0.1 without bias correction, no limit on a
+        change of the rate, no warm start. The paper starts SGD at 0.1 and RMSprop and Adam at 3e-4, meta-updates every
+        10 steps, sets ``wsd_weight`` to 0 and searches ``fsd_weight``.
+
+        Example:
+            >>> import apo, torch
+            >>> apo.LearningRate.paper(torch.optim.SGD([torch.zeros(2, 2)], lr=0.1)).look_ahead
+            'step'
+        """
+        settings: dict[str, Any] = {
+            "look_ahead": "step",
+            "over_relaxation": 1.0,
+            "meta_optimizer": functools.partial(torch.optim.RMSprop, lr=0.1),
+            "max_change": None,
+            "warm_start": False,
+        }
+        return cls(optimizer, **(settings | options))
+
+    def phi(self) -> list[Tensor]:
+        """Return log eta: 0-dimensional float64 tensors on the CPU."""
+        return self._phi
+
+    def learned_rates(self) -> list[float]:
+        """Return the learned rate of each param group, before the factor of a scheduler."""
+        return [math.exp(float(self._phi_of(i))) * ratio for i, ratio in enumerate(self._ratios)]
+
+    def before_any_step(self) -> None:
+        """Take in new param groups and what schedulers wrote."""
+        if self._measuring:  # the step before was broken off
+            self._show()
+        if len(self._groups) != len(self.optimizer.param_groups):
+            self._adopt_groups()
+        for group in self._groups:
+            group.settle()
+
+    def before_step(self) -> None:
+        """Have the optimizer step at a rate at which its step can be measured precisely."""
+        self._fresh = {
+            p for group in self._groups for p in group["params"] if not self.optimizer.state.get(p)
+        }
+        self._measuring = True
+        for group in self._groups:
+            group.use(self._measuring_rate(group))
+
+    def propose(self, theta: Mapping[Tensor, Tensor]) -> Proposal:
+        """Measure the step d and look ahead along it or along the tail."""
+        self._show()
+        directions, ahead, owners = [], [], []
+        for index, group in enumerate(self._groups):
+            members = [p for p in group["params"] if p.grad is not None]
+            steps = differences(members, [theta[p] for p in members], divisor=self._measuring_rate(group))
+            directions += steps
+            owners += [index] * len(members)
+            if self.look_ahead == "tail":
+                steps = [
+                    tail_direction(self.optimizer, group, theta[p], p, p in self._fresh) for p in members
+                ]
+            ahead += steps
+        return _RateProposal(self, ahead, directions, owners)
+
+    def first_look(self, proposal: Proposal, probe: Probe) -> None:
+        """Search for the rate at which the look-ahead turns from better to worse; start at a tenth of it."""
+        if not self.warm_start:
+            return
+        start, ahead = self.learned_rates()[0], proposal.displacement()
+
+        def slope(rate: float) -> float:
+            displacement = [delta * (rate / start) for delta in ahead]
+            return float(dot(probe(displacement), displacement))
+
+        turning_point = find_turning_point(slope, start, self.bounds)
+        if turning_point is None:
+            return
+        best = max(turning_point / 10, self.bounds[0])
+        with torch.no_grad():
+            for index, parameter in enumerate(self._phi):
+                ratio = self.learned_rates()[index] / start if self.per_group else 1.0
+                parameter.fill_(math.log(best * ratio))
+        self._show()
+
+    @torch.no_grad()
+    def meta_update(self, gradients: Sequence[Tensor]) -> None:
+        """Move log eta, by at most ``max_change`` and within the bounds."""
+        before = [parameter.clone() for parameter in self._phi]
+        super().meta_update(gradients)
+        low, high = math.log(self.bounds[0]), math.log(self.bounds[1])
+        for parameter, old in zip(self._phi, before, strict=True):
+            if self.max_change is not None:
+                parameter.copy_(torch.clamp(parameter, old - self.max_change, old + self.max_change))
+            parameter.clamp_(low, high)
+        self._show()
+
+    def coupled_weight_decay(self) -> list[float]:
+        """Return the L2 coefficient of each moved parameter (0 where the optimizer's decay is decoupled)."""
+        return [
+            coupled_decay(self.optimizer, group)
+            for group in self._groups
+            for p in group["params"]
+            if p.grad is not None
+        ]
+
+    def warnings(self) -> list[str]:
+        """Tell if a rate sits at one of its bounds."""
+        low, high = math.log(self.bounds[0]), math.log(self.bounds[1])
+        return [
+            f"the learned rate of param group {index} has reached its bound {self.bounds[0 if value <= low else 1]:g}: "
+            "widen bounds=, or look at the loss, the gradient may be zero or the objective unbounded"
+            for index, value in enumerate(float(p) for p in self._phi)
+            if value <= low or value >= high
+        ]
+
+    def detach(self) -> None:
+        """Turn the param groups back into plain ones that keep the rates in force."""
+        for index, group in enumerate(self._groups):
+            self.optimizer.param_groups[index] = group.plain()
+        self._groups = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return phi, the meta-optimizer, and each group's ratio and schedule factor."""
+        return super().state_dict() | {
+            "ratios": self._ratios,
+            "factors": [group.factor for group in self._groups],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the learned rates back; the optimizer's param groups have been replaced by loaded ones."""
+        super().load_state_dict(state)
+        self._ratios = list(state["ratios"])
+        self._groups = []
+        self._adopt_groups(state["factors"])
+
+    def adopt_optimizer_state(self) -> None:
+        """Take the rates of a loaded optimizer that knew nothing of apo as the learned ones."""
+        rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self._groups = []
+        self._ratios = [1.0 if self.per_group else rate / rates[0] for rate in rates]
+        with torch.no_grad():
+            for parameter, rate in zip(self._phi, rates, strict=False):
+                parameter.fill_(math.log(rate))
+        self._adopt_groups()
+
+    def _phi_of(self, group: int) -> Tensor:
+        return self._phi[group if self.per_group else 0]
+
+    def _show(self) -> None:
+        self._measuring = False
+        for group, rate in zip(self._groups, self.learned_rates(), strict=True):
+            group.show(rate)
+
+    def _measuring_rate(self, group: Mapping[str, Any]) -> float:
+        # float16 ends at 65504; all other formats have room for a step thousands of times too large
+        return 1.0 if any(p.dtype == torch.float16 for p in group["params"]) else _MEASURING_RATE
+
+    def _adopt_groups(self, factors: Sequence[float] = ()) -> None:
+        """Take over the optimizer's param groups that are not ours yet: at the start, after a load, after an addition."""
+        for index in range(len(self._groups), len(self.optimizer.param_groups)):
+            group = self.optimizer.param_groups[index]
+            if index >= len(self._ratios):
+                self._learn_rate_of(group, index)
+            rate = math.exp(float(self._phi_of(index))) * self._ratios[index]
+            adopted = ScheduledGroup(group, self.optimizer, rate, factors[index] if factors else 1.0)
+            self.optimizer.param_groups[index] = adopted
+            self._groups.append(adopted)
+
+    def _learn_rate_of(self, group: Mapping[str, Any], index: int) -> None:
+        rate = float(group["lr"])
+        if not (math.isfinite(rate) and rate > 0):
+            raise ValueError(
+                f"lr of param group {index} must be positive, got {rate}: apo learns its logarithm"
+            )
+        if not self._phi or self.per_group:
+            self._phi.append(torch.tensor(math.log(rate), dtype=torch.float64))
+            self._ratios.append(1.0)
+            if index and len(self._groups) == index and hasattr(self, "meta_optimizer"):
+                self.meta_optimizer.add_param_group({"params": [self._phi[-1]]})
+        else:
+            first = float(self._groups[0]["initial_lr"])
+            self._ratios.append(rate / first)
+
+
+class _RateProposal(Proposal):
+    """A look-ahead along a direction that does not depend on the rate."""
+
+    def __init__(
+        self, rule: LearningRate, ahead: list[Tensor], steps: list[Tensor], owners: list[int]
+    ) -> None:
+        self._rule = rule
+        self._ahead = ahead  # look-ahead direction of each moved parameter, per unit of the rate
+        self._steps = steps  # the optimizer's own step of each, per unit of the rate
+        self._owners = owners  # its param group
+        self._parameters = rule.moved()
+
+    def displacement(self) -> list[Tensor]:
+        """Return eta / sigma times the look-ahead direction."""
+        scales = [rate / self._rule.over_relaxation for rate in self._rule.learned_rates()]
+        return [step * scales[owner] for step, owner in zip(self._ahead, self._owners, strict=True)]
+
+    def pull_back(self, cotangent: Sequence[Tensor]) -> list[Tensor]:
+        """Return <h, Delta> over the parameters of each phi."""
+        displacement = self.displacement()
+        if not self._rule.per_group:
+            return [dot(cotangent, displacement)]
+        gradients = []
+        for index in range(len(self._rule.phi())):
+            mine = [i for i, owner in enumerate(self._owners) if owner == index]
+            gradients.append(dot([cotangent[i] for i in mine], [displacement[i] for i in mine]))
+        return gradients
+
+    @torch.no_grad()
+    def take_step(self) -> None:
+        """Move by the optimizer's own step at the rate in force now."""
+        rates = self._rule.rates()
+        for parameter, step, owner in zip(self._parameters, self._steps, self._owners, strict=True):
+            parameter.copy_(torch.add(wide(parameter), step, alpha=rates[owner]))

@@ -1,0 +1,203 @@
+r"""Learn the matrices of a preconditioner.
+
+:math:`\phi` are the factors of :math:`P` and :math:`\Delta(\phi) = -P(\phi)\, g`, so that
+:math:`\nabla_\phi Q` is the pull-back of :math:`h` through the factors: closed forms in matrix products, without
+inverses or eigendecompositions (section 4.4 of the paper). On a meta-iteration the optimizer's own step waits until
+P has been updated.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from apo.preconditioners import Preconditioner
+from apo.rules.base import MetaOptimizerFactory, Probe, Proposal, Rule
+from apo.rules.warm_start import find_turning_point
+from apo.vectors import dot
+
+__all__ = ["Preconditioned"]
+
+_SEARCH_BOUNDS = (1e-8, 1e6)
+
+
+class Preconditioned(Rule):
+    r"""Learn the preconditioner of ``optimizer`` while it trains.
+
+    While the optimizer warms up (another optimizer moves the weights), P is learned already. A *guard* hands over to P
+    not at a step count alone but once the look-ahead has lowered Q at ``patience`` meta-steps in a row: a P that has not
+    yet shrunk where curvature is high would destroy the network at that moment.
+
+    Args:
+        optimizer: :class:`apo.Kronecker`, :class:`apo.Diagonal`, :class:`apo.Full` or another preconditioner.
+        meta_optimizer: Builds the meta-optimizer from a list of tensors; Adam at 1e-3.
+        guard: Hand over only when the look-ahead lowers Q.
+        patience: At how many meta-steps in a row it has to.
+        warmup_interval: Interval between meta-steps during the warm-up, None for the tuner's. 1 helps a great deal.
+        warm_start: Scale P on the first batch, before any weight moves, to ``warm_start`` times the point at which the
+            look-ahead along the gradient turns from better to worse; None to start at the optimizer's lr as it is.
+
+    Example:
+        >>> import apo, torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+        >>> rule = apo.Preconditioned(apo.Kronecker(model, lr=0.1))
+        >>> tuner = apo.APO(model, rule, loss=torch.nn.functional.cross_entropy)
+        >>> loss = tuner.step(torch.randn(8, 4), torch.randint(3, (8,)))
+        >>> sorted(tuner.history[0].summary)
+        ['P/max', 'P/mean', 'P/min']
+    """
+
+    fsd_weight = 0.1
+    wsd_weight = 0.3
+    optimizer: Preconditioner
+
+    def __init__(
+        self,
+        optimizer: Preconditioner,
+        *,
+        meta_optimizer: MetaOptimizerFactory | None = None,
+        guard: bool = True,
+        patience: int = 3,
+        warmup_interval: int | None = None,
+        warm_start: float | None = None,
+    ) -> None:
+        if not isinstance(optimizer, Preconditioner):
+            raise TypeError(f"optimizer must be an apo preconditioner, got {type(optimizer).__name__}")
+        if patience < 1:
+            raise ValueError(
+                f"patience must be at least 1, got {patience}: use guard=False to hand over by step count"
+            )
+        if warmup_interval is not None and warmup_interval < 1:
+            raise ValueError(f"warmup_interval must be at least 1 or None, got {warmup_interval}")
+        if warm_start is not None and not warm_start > 0:
+            raise ValueError(f"warm_start must be positive or None, got {warm_start}")
+        self.optimizer = optimizer
+        self.optimizer.guarded = guard and optimizer.warmup is not None
+        self.patience = patience
+        self.warmup_interval = warmup_interval
+        self.warm_start = warm_start
+        self.meta_optimizer = (meta_optimizer or functools.partial(torch.optim.Adam, lr=1e-3))(self.phi())
+        self._streak = 0
+
+    @classmethod
+    def paper(cls, optimizer: Preconditioner, **options: Any) -> Preconditioned:
+        """Build the rule with the paper's settings (section 5.1): Adam at 1e-4, hand-over by step count alone.
+
+        The paper's optimizer starts at the identity and warms up for 3,000 steps:
+        ``Kronecker(model, lr=1.0, scale=0.9, warmup=SGD(..., momentum=0.9), warmup_steps=3000)``.
+
+        Example:
+            >>> import apo, torch
+            >>> rule = apo.Preconditioned.paper(apo.Kronecker(torch.nn.Linear(2, 2), lr=1.0))
+            >>> rule.meta_optimizer.param_groups[0]["lr"]
+            0.0001
+        """
+        settings: dict[str, Any] = {
+            "meta_optimizer": functools.partial(torch.optim.Adam, lr=1e-4),
+            "guard": False,
+        }
+        return cls(optimizer, **(settings | options))
+
+    @property
+    def interval(self) -> int | None:
+        """During the warm-up, its own interval."""
+        return self.warmup_interval if self.optimizer.warming_up else None
+
+    def phi(self) -> list[Tensor]:
+        """Return the factors of all blocks."""
+        return self.optimizer.factors()
+
+    def moved(self) -> list[Tensor]:
+        """Return the parameters that have a gradient."""
+        return self.optimizer.moved()
+
+    def before_step(self) -> None:
+        """Hold the optimizer's step back until P has been updated."""
+        self.optimizer.deferred = True
+
+    def propose(self, theta: Mapping[Tensor, Tensor]) -> Proposal:
+        """Look ahead along the preconditioned gradient."""
+        self.optimizer.deferred = False
+        return _PreconditionedProposal(self.optimizer)
+
+    def first_look(self, proposal: Proposal, probe: Probe) -> None:
+        """Scale P so that the first look-ahead is a good one."""
+        if self.warm_start is None:
+            return
+        ahead = proposal.displacement()
+
+        def slope(factor: float) -> float:
+            displacement = [delta * factor for delta in ahead]
+            return float(dot(probe(displacement), displacement))
+
+        turning_point = find_turning_point(slope, 1.0, _SEARCH_BOUNDS)
+        if turning_point is not None:
+            self.optimizer.rescale(self.warm_start * turning_point)
+            assert isinstance(proposal, _PreconditionedProposal)
+            proposal.forget()
+
+    def judge(self, loss: float, objective: float) -> None:
+        """Hand over once the warm-up is over and the look-ahead helps."""
+        self._streak = self._streak + 1 if objective < loss else 0
+        optimizer = self.optimizer
+        if optimizer.warming_up and optimizer.warmup_elapsed and self._streak >= self.patience:
+            optimizer.hand_over()
+
+    def coupled_weight_decay(self) -> list[float]:
+        """Return the L2 coefficient of each moved parameter (0 where decay is decoupled)."""
+        return [
+            0.0 if group["decoupled_weight_decay"] else float(group["weight_decay"])
+            for group in self.optimizer.param_groups
+            for p in group["params"]
+            if p.grad is not None
+        ]
+
+    def summary(self) -> dict[str, float]:
+        """Return mean, smallest and largest mean eigenvalue of the layers' blocks, relative to the start."""
+        values = torch.stack([value.float() for value in self.optimizer.summary().values()])
+        mean, low, high = torch.stack([values.mean(), values.min(), values.max()]).tolist()
+        return {"P/mean": mean, "P/min": low, "P/max": high}
+
+    def detach(self) -> None:
+        """Leave the preconditioner as it is: fixed from now on."""
+        self.optimizer.deferred = False
+        self.optimizer.guarded = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the meta-optimizer and the guard's count; the factors are in the optimizer's own state."""
+        return {"meta_optimizer": self.meta_optimizer.state_dict(), "streak": self._streak}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the meta-optimizer and the guard's count back."""
+        self.meta_optimizer.load_state_dict(state["meta_optimizer"])
+        self._streak = int(state["streak"])
+
+
+class _PreconditionedProposal(Proposal):
+    """The look-ahead -P g, and the step that was held back."""
+
+    def __init__(self, optimizer: Preconditioner) -> None:
+        self._optimizer = optimizer
+        self._displacement: list[Tensor] | None = optimizer.displacement()
+
+    def displacement(self) -> list[Tensor]:
+        """Return -P g."""
+        if self._displacement is None:
+            self._displacement = self._optimizer.displacement()
+        return self._displacement
+
+    def forget(self) -> None:
+        """Compute the displacement anew: P has changed."""
+        self._displacement = None
+
+    def pull_back(self, cotangent: Sequence[Tensor]) -> list[Tensor]:
+        """Return the gradients of the factors."""
+        return self._optimizer.pull_back(cotangent)
+
+    def take_step(self) -> None:
+        """Move the weights with the new P, or by the warm-up optimizer while it lasts."""
+        self._optimizer.take_step()

@@ -1,0 +1,159 @@
+r"""Learn SGD's learning rate and its momentum coefficient together.
+
+The step of SGD with momentum is :math:`\Delta = -\eta\,(\mu b + g)` with the buffer :math:`b` of the step before. With
+:math:`\phi = (\log\eta, \operatorname{logit}\mu)`,
+
+.. math::
+    \frac{\partial Q}{\partial \log\eta} = \langle h, \Delta \rangle, \qquad
+    \frac{\partial Q}{\partial \operatorname{logit}\mu} = -\eta\,\mu(1-\mu)\,\langle h, b \rangle .
+
+This rule is neither a rate nor a preconditioner: it shows all that a rule of one's own has to say.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from apo.rules.base import MetaOptimizerFactory, Proposal, Rule
+from apo.rules.schedule import ScheduledGroup
+from apo.vectors import dot, wide
+
+__all__ = ["RateAndMomentum"]
+
+
+class RateAndMomentum(Rule):
+    """Learn ``lr`` and ``momentum`` of :class:`torch.optim.SGD`, the same for all param groups.
+
+    It looks one step ahead, as the paper does, and so needs a larger ``fsd_weight`` than :class:`apo.LearningRate`.
+
+    Args:
+        optimizer: SGD with momentum, without Nesterov and dampening.
+        meta_optimizer: Builds the meta-optimizer from a list of tensors; RMSprop with bias correction at 0.05.
+
+    Example:
+        >>> import apo, torch
+        >>> model = torch.nn.Linear(4, 3)
+        >>> rule = apo.RateAndMomentum(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5))
+        >>> tuner = apo.APO(model, rule, loss=torch.nn.functional.cross_entropy, interval=1)
+        >>> for _ in range(3):
+        ...     loss = tuner.step(torch.randn(8, 4), torch.randint(3, (8,)))
+        >>> 0 < rule.optimizer.param_groups[0]["momentum"] < 1
+        True
+    """
+
+    fsd_weight = 10.0
+
+    def __init__(
+        self, optimizer: torch.optim.SGD, meta_optimizer: MetaOptimizerFactory | None = None
+    ) -> None:
+        if not isinstance(optimizer, torch.optim.SGD):
+            raise TypeError(f"optimizer must be torch.optim.SGD, got {type(optimizer).__name__}")
+        first = optimizer.param_groups[0]
+        if not 0 < first["momentum"] < 1 or first["nesterov"] or first["dampening"]:
+            raise ValueError("optimizer must have 0 < momentum < 1, nesterov=False and dampening=0")
+        self.optimizer = optimizer
+        self.optimizer.param_groups[:] = [
+            ScheduledGroup(group, optimizer, first["lr"]) for group in optimizer.param_groups
+        ]
+        momentum = first["momentum"]
+        self._log_rate = torch.tensor(math.log(first["lr"]), dtype=torch.float64)
+        self._logit = torch.tensor(math.log(momentum / (1 - momentum)), dtype=torch.float64)
+        factory = meta_optimizer or functools.partial(torch.optim.Adam, lr=0.05, betas=(0.0, 0.99))
+        self.meta_optimizer = factory(self.phi())
+        self.buffers: dict[Tensor, Tensor] = {}
+
+    def phi(self) -> list[Tensor]:
+        """Return log eta and logit mu."""
+        return [self._log_rate, self._logit]
+
+    def before_step(self) -> None:
+        """Keep the momentum buffers, which the step overwrites."""
+        state = self.optimizer.state
+        self.buffers = {
+            p: state[p]["momentum_buffer"].clone() for p in state if "momentum_buffer" in state[p]
+        }
+
+    def propose(self, theta: Mapping[Tensor, Tensor]) -> Proposal:
+        """Look one step ahead."""
+        return _MomentumProposal(self, self.moved())
+
+    def meta_update(self, gradients: Sequence[Tensor]) -> None:
+        """Move phi and show it in the param groups."""
+        super().meta_update(gradients)
+        self._show()
+
+    def coupled_weight_decay(self) -> list[float]:
+        """Return the L2 coefficient of each moved parameter."""
+        groups = self.optimizer.param_groups
+        return [
+            float(group["weight_decay"]) for group in groups for p in group["params"] if p.grad is not None
+        ]
+
+    def summary(self) -> dict[str, float]:
+        """Return the momentum coefficient."""
+        return {"momentum": float(torch.sigmoid(self._logit))}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take phi back; the optimizer's groups have been loaded and are plain again."""
+        super().load_state_dict(state)
+        rate = math.exp(float(self._log_rate))
+        for index, group in enumerate(self.optimizer.param_groups):
+            self.optimizer.param_groups[index] = ScheduledGroup(
+                group, self.optimizer, rate, float(group["lr"]) / rate
+            )
+
+    def detach(self) -> None:
+        """Turn the param groups back into plain ones."""
+        self.optimizer.param_groups[:] = [group.plain() for group in self.optimizer.param_groups]  # type: ignore
+
+    def _show(self) -> None:
+        for group in self.optimizer.param_groups:
+            group.show(math.exp(float(self._log_rate)))  # type: ignore[attr-defined]
+            group["momentum"] = float(torch.sigmoid(self._logit))
+
+
+class _MomentumProposal(Proposal):
+    """One step of SGD with momentum as a function of its rate and momentum."""
+
+    def __init__(self, rule: RateAndMomentum, parameters: list[Tensor]) -> None:
+        self._rule = rule
+        self._parameters = parameters
+        self._old = [wide(rule.buffers.get(p, torch.zeros_like(p))) for p in parameters]  # b
+        mu, _ = self._momentum()
+        # The step has left mu * b + g in the buffer; what the gradient (with its weight decay) added is g.
+        states = [rule.optimizer.state[p] for p in parameters]
+        self._gradients = [
+            wide(s["momentum_buffer"]) - mu * b for s, b in zip(states, self._old, strict=True)
+        ]
+
+    def displacement(self) -> list[Tensor]:
+        """Return -eta (mu b + g)."""
+        eta = math.exp(float(self._rule.phi()[0]))
+        return [-eta * buffer for buffer in self._buffers()]
+
+    def pull_back(self, cotangent: Sequence[Tensor]) -> list[Tensor]:
+        """Return the derivatives with respect to log eta and logit mu."""
+        eta, (_, slope) = math.exp(float(self._rule.phi()[0])), self._momentum()
+        return [dot(cotangent, self.displacement()), -eta * slope * dot(cotangent, self._old)]
+
+    @torch.no_grad()
+    def take_step(self) -> None:
+        """Move the weights and set the buffers, as SGD with the new coefficients would have."""
+        rate = self._rule.rates()[0]
+        for p, buffer in zip(self._parameters, self._buffers(), strict=True):
+            self._rule.optimizer.state[p]["momentum_buffer"].copy_(buffer)
+            p.copy_(wide(p) - rate * buffer)
+
+    def _momentum(self) -> tuple[float, float]:
+        mu = float(torch.sigmoid(self._rule.phi()[1]))
+        return mu, mu * (1 - mu)
+
+    def _buffers(self) -> list[Tensor]:
+        mu, _ = self._momentum()
+        return [mu * b + g for b, g in zip(self._old, self._gradients, strict=True)]

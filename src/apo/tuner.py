@@ -1,0 +1,309 @@
+"""What both front doors share: hooks on the optimizer, when to meta-step, records, checkpoints, and taking it all off."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from apo.engine import Engine
+from apo.errors import ApoWarning, ReplayError
+from apo.fsd_batches import fsd_batches
+from apo.hooks import Hooks
+from apo.isolation import RandomState
+from apo.objective import ProximalObjective
+from apo.records import History, MetaStep
+from apo.replay import Autocast, Recording, Slot, as_call, tree_map
+from apo.rules.base import Rule
+from apo.rules.choice import as_rule
+from apo.vectors import assign_
+
+__all__ = ["Tuner"]
+
+
+class Tuner:
+    """Learns the meta-parameters of a rule from the optimizer's own steps.
+
+    Not built directly: :class:`apo.APO` runs the training step itself, :func:`apo.attach` watches a loop that exists.
+
+    Args:
+        model: The network.
+        rule: A rule, or an optimizer whose learning rate (or, for a preconditioner, whose matrices) shall be learned.
+        criterion: The loss function; None if the network returns its loss.
+        fsd_weight: Weight of the function-space term; None for the rule's default.
+        wsd_weight: Weight of the weight-space term; None for the rule's default.
+        discrepancy: The divergence between outputs, or ``"auto"`` for the one that belongs to the loss.
+        mask: Which positions count in the function-space term, see :class:`apo.ProximalObjective`.
+        fsd_batch: ``"previous"``, ``"same"`` or an iterable of batches, see :mod:`apo.fsd_batches`.
+        interval: Steps between meta-steps, K in Algorithm 1.
+        short_horizon_ablation: Evaluate the loss term on the batch B' instead of B. This is the ablation of the
+            paper's appendix D: the learned rate collapses. Never use it for training.
+        scaler: The ``torch.amp.GradScaler`` of a float16 run.
+        on_meta_step: Called with the :class:`MetaStep` of every meta-step, for logging.
+        history_limit: How many records :attr:`history` keeps.
+
+    Attributes:
+        history: The records of the meta-steps so far.
+        steps: How many steps the optimizer has taken.
+        skipped_meta_updates: How many meta-gradients were not finite.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        rule: Rule | Optimizer,
+        criterion: Callable | None,
+        *,
+        fsd_weight: float | None = None,
+        wsd_weight: float | None = None,
+        discrepancy: Any = "auto",
+        mask: Any = "auto",
+        fsd_batch: Any = "previous",
+        interval: int = 10,
+        short_horizon_ablation: bool = False,
+        scaler: Any = None,
+        on_meta_step: Callable[[MetaStep], None] | Iterable[Callable[[MetaStep], None]] = (),
+        history_limit: int = 10_000,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+        if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
+            raise ValueError(f"interval must be a whole number of at least 1, got {interval!r}")
+        self.model = model
+        self.rule = as_rule(rule)
+        self.interval = interval
+        self.objective = ProximalObjective(
+            self.rule.fsd_weight if fsd_weight is None else fsd_weight,
+            self.rule.wsd_weight if wsd_weight is None else wsd_weight,
+            discrepancy,
+            criterion,
+            mask,
+        )
+        self.fsd_batches = fsd_batches(fsd_batch, self._record_batch)
+        self.engine = Engine(
+            model, criterion, self.rule, self.objective, self.fsd_batches, short_horizon_ablation, scaler
+        )
+        self.history = History(history_limit)
+        self.steps = 0
+        self.skipped_meta_updates = 0
+        self._listeners = [on_meta_step] if callable(on_meta_step) else list(on_meta_step)
+        self._recordings: list[Recording] = []
+        self._theta: dict[Tensor, Tensor] | None = None
+        self._warned: set[str] = set()
+        self._loaded: dict[str, Any] | None = None
+        self._busy = False
+        self._hooks = Hooks()
+        self._install_hooks()
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer that moves the weights."""
+        return self.rule.optimizer
+
+    @property
+    def device(self) -> torch.device:
+        """Where the first parameter lives."""
+        return self.optimizer.param_groups[0]["params"][0].device
+
+    def is_meta_step(self, step: int | None = None) -> bool:
+        """Tell whether the step with this index (the next one, by default) learns the meta-parameters."""
+        step = self.steps if step is None else step
+        return step % (self.rule.interval or self.interval) == 0
+
+    def on_meta_step(self, listener: Callable[[MetaStep], None]) -> None:
+        """Call ``listener`` with the record of every meta-step from now on."""
+        self._listeners.append(listener)
+
+    def detach(self) -> None:
+        """Remove every hook; the optimizer stays, as an ordinary one at the rates in force."""
+        self._hooks.remove()
+        self.rule.detach()
+        self._recordings.clear()
+
+    def __enter__(self) -> Tuner:
+        """Return the tuner; leaving the block detaches it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Detach."""
+        self.detach()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tuner:
+        """Copy the tuner with its network and optimizer: an independent run that goes on in the same way."""
+        twin = object.__new__(type(self))
+        memo[id(self)] = twin
+        attributes = {name: value for name, value in vars(self).items() if name != "_hooks"}
+        vars(twin).update(copy.deepcopy(attributes, memo))
+        twin._hooks = Hooks()
+        twin._install_hooks()
+        return twin
+
+    # ------------------------------------------------------------------ watching the optimizer
+
+    def _install_hooks(self) -> None:
+        optimizer, hooks = self.optimizer, self._hooks
+        hooks.add(optimizer.register_step_pre_hook, self._before_step)
+        hooks.add(optimizer.register_step_post_hook, self._after_step)
+        hooks.add(optimizer.register_state_dict_post_hook, self._after_state_dict)
+        hooks.add(optimizer.register_load_state_dict_pre_hook, self._before_load)
+        hooks.add(optimizer.register_load_state_dict_post_hook, self._after_load)
+
+    def _wants_recording(self) -> bool:
+        """Whether this iteration's forward pass will be needed: by its own meta-step, or as B' of the next one."""
+        if self._busy:
+            return False
+        return self.is_meta_step() or (self.fsd_batches.keeps_previous and self.is_meta_step(self.steps + 1))
+
+    def _before_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
+        self.rule.before_any_step()
+        if not self.is_meta_step() or _unscale_fused(optimizer):
+            return
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._theta = {p: p.detach().clone() for p in parameters}
+        self.rule.before_step()
+
+    def _after_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
+        theta, self._theta = self._theta, None
+        self._busy = True
+        try:
+            recordings = self._used_recordings()
+            if theta is not None:
+                self._meta_step(theta, recordings)
+        except BaseException:
+            if theta is not None:
+                assign_(list(theta), list(theta.values()))  # leave the last good weights behind
+            raise
+        finally:
+            self._busy = False
+        if recordings and self.fsd_batches.keeps_previous and self.is_meta_step(self.steps + 1):
+            self.fsd_batches.keep(recordings[-1])
+        self._recordings.clear()
+        self.steps += 1
+
+    def _used_recordings(self) -> list[Recording]:
+        """Return the forward passes whose gradients the step has used."""
+        return list(self._recordings)
+
+    def _meta_step(self, theta: dict[Tensor, Tensor], recordings: list[Recording]) -> None:
+        if not recordings and self.rule.moved():
+            raise ReplayError(self._no_recording_message())
+        record = self.engine.meta_step(self.steps, theta, recordings)
+        if record is not None:
+            self._publish(record)
+
+    def _no_recording_message(self) -> str:
+        return "a meta-step was due but its training batch is unknown: call tuner.backward(...) before tuner.step()"
+
+    def _publish(self, record: MetaStep) -> None:
+        self.history.append(record)
+        for listener in self._listeners:
+            listener(record)
+        messages = self.rule.warnings()
+        if not record.updated:
+            self.skipped_meta_updates += 1
+            messages.append(
+                "a meta-gradient was not finite, so its meta-update was left out (skipped_meta_updates counts them): "
+                "the look-ahead diverges, lower the rate or clip the gradients"
+            )
+        for message in messages:
+            if message not in self._warned:
+                self._warned.add(message)
+                warnings.warn(f"step {record.step}: {message}", ApoWarning, stacklevel=2)
+
+    def _record_batch(self, batch: Any, current: Recording) -> Recording:
+        """Turn a batch of ``fsd_batch`` into a recording: ``(inputs, target)``, or the network's inputs alone."""
+        batch = _to_device(batch, self.device)
+        if self.engine.criterion is None or not (isinstance(batch, (tuple, list)) and len(batch) == 2):
+            return Recording((as_call(batch),), None, {}, current.slots, current.autocast)
+        inputs, target = batch
+        slot = Slot(0, 0, current.slots[0].path, current.slots[0].shape) if current.slots else Slot(0)
+        return Recording((as_call(inputs),), (None, target), {}, (slot,), current.autocast)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that an exact resume needs beside the network's own ``state_dict``.
+
+        That is the optimizer, phi, the meta-optimizer, counters, the batch source, the records and torch's random
+        streams. It is plain data for ``torch.load(weights_only=True)``.
+        """
+        optimizer = self.optimizer.state_dict()
+        own = optimizer.pop("apo")
+        return own | {"optimizer": optimizer, "random": RandomState.capture({self.device}).state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any], *, restore_random: bool = True) -> None:
+        """Go on exactly where :meth:`state_dict` was called.
+
+        Args:
+            state: What it returned.
+            restore_random: Set torch's random streams as well.
+        """
+        self.optimizer.load_state_dict({**state["optimizer"], "apo": state})
+        if restore_random:
+            RandomState.from_state_dict(state["random"]).restore()
+
+    def _own_state(self) -> dict[str, Any]:
+        return {
+            "steps": self.steps,
+            "skipped_meta_updates": self.skipped_meta_updates,
+            "rule": self.rule.state_dict(),
+            "fsd_batches": self.fsd_batches.state_dict(),
+            "history": self.history.state_dict(),
+        }
+
+    def _after_state_dict(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        """Let the tuner's state travel inside the optimizer's, so that existing checkpoint code saves it."""
+        for group in state["param_groups"]:
+            if not isinstance(group["lr"], Tensor):
+                group["lr"] = float(group["lr"])
+        state["apo"] = self._own_state()
+
+    def _before_load(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        self._loaded = state.pop("apo", None)
+
+    def _after_load(self, optimizer: Optimizer) -> None:
+        loaded, self._loaded = self._loaded, None
+        if loaded is None:
+            self.rule.adopt_optimizer_state()
+            return
+        self.steps = int(loaded["steps"])
+        self.skipped_meta_updates = int(loaded["skipped_meta_updates"])
+        self.rule.load_state_dict(loaded["rule"])
+        self.fsd_batches.load_state_dict(loaded["fsd_batches"], self.device)
+        self.history.load_state_dict(loaded["history"])
+        self._recordings.clear()
+
+    def _new_recording(self, inputs: Any, target: Any) -> Recording:
+        """Describe an explicit training pass: the network on ``inputs``, the criterion on its output and ``target``."""
+        call = as_call(inputs, RandomState.capture({p.device for p in self.model.parameters()}))
+        autocast = Autocast.capture(self.device.type)
+        if self.engine.criterion is None:
+            return Recording((call,), None, {}, (), autocast)
+        return Recording((call,), (None, target), {}, (Slot(0),), autocast)
+
+
+def _to_device(batch: Any, device: torch.device) -> Any:
+    return tree_map(lambda tensor: tensor.to(device, non_blocking=True), batch)
+
+
+def _unscale_fused(optimizer: Optimizer) -> bool:
+    """Unscale the gradients that a GradScaler leaves to a fused optimizer.
+
+    Returns:
+        Whether the scaler found an overflow, so that the optimizer will not step and neither may we.
+    """
+    scale = getattr(optimizer, "grad_scale", None)
+    if scale is None:
+        return False
+    found = getattr(optimizer, "found_inf", None)
+    if found is not None and bool(found):
+        return True
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    torch._foreach_div_(gradients, scale.to(gradients[0].device))
+    optimizer.grad_scale = None  # type: ignore[attr-defined]
+    return False

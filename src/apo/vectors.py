@@ -1,0 +1,70 @@
+"""Vectors as lists of tensors: the few operations that the engine and the rules need.
+
+A point in weight space is a list of tensors, one per parameter, in a fixed order. Results of reductions are
+0-dimensional tensors on the device of the data, so that nothing here waits for an accelerator. Tensors of 16 bits
+are widened to float32 before they are reduced or subtracted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["assign_", "clones", "differences", "dot", "move_", "norm", "wide"]
+
+Vector = Sequence[Tensor]
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """Widen a 16-bit tensor to float32; leave others alone."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def clones(tensors: Vector) -> list[Tensor]:
+    """Copy a vector, detached from every graph."""
+    return [tensor.detach().clone() for tensor in tensors]
+
+
+@torch.no_grad()
+def assign_(target: Vector, source: Vector) -> None:
+    """Write ``source`` into ``target`` in place."""
+    if target:
+        torch._foreach_copy_(list(target), list(source))
+
+
+@torch.no_grad()
+def move_(target: Vector, origin: Vector, displacement: Vector) -> None:
+    """Set ``target`` to ``origin + displacement`` in place, rounding once."""
+    for tensor, start, delta in zip(target, origin, displacement, strict=True):
+        tensor.copy_(wide(start) + delta)
+
+
+@torch.no_grad()
+def differences(left: Vector, right: Vector, divisor: float = 1.0) -> list[Tensor]:
+    """Return ``(left - right) / divisor``, in float32 at least."""
+    if not left:
+        return []
+    result = torch._foreach_sub([wide(tensor) for tensor in left], [wide(tensor) for tensor in right])
+    if divisor != 1.0:
+        torch._foreach_div_(result, divisor)
+    return list(result)
+
+
+def dot(left: Vector, right: Vector) -> Tensor:
+    """Return the inner product of two vectors as a 0-dimensional tensor."""
+    if not left:
+        return torch.zeros(())
+    products = [
+        torch.dot(wide(one).reshape(-1), wide(other).reshape(-1))
+        for one, other in zip(left, right, strict=True)
+    ]
+    return torch.stack(products).sum()
+
+
+def norm(tensors: Vector) -> Tensor:
+    """Return the Euclidean norm of a vector as a 0-dimensional tensor."""
+    if not tensors:
+        return torch.zeros(())
+    return torch.linalg.vector_norm(torch.stack(list(torch._foreach_norm([wide(t) for t in tensors]))))

@@ -1,0 +1,31 @@
+"""What every test shares: one thread, a fixed seed, float32 as default, and no CUDA tests without CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+def pytest_configure() -> None:
+    # The networks here are tiny: threads cost more than they give, and make sums depend on the machine.
+    torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA device")
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def _same_start_for_every_test() -> Iterator[None]:
+    """Makes a test independent of those that ran before it."""
+    torch.manual_seed(0)
+    dtype = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(dtype)
