@@ -88,9 +88,7 @@ class Engine:
         self.loss_on_other_batch = loss_on_other_batch
         self.scaler = scaler
 
-    def meta_step(
-        self, step: int, theta: Mapping[Tensor, Tensor], recordings: Sequence[Recording]
-    ) -> MetaStep | None:
+    def meta_step(self, step: int, theta: Mapping[Tensor, Tensor], recordings: Sequence[Recording]) -> MetaStep | None:
         """Finish a training step on which phi is learned; the optimizer has just stepped from ``theta``.
 
         Args:
@@ -152,11 +150,7 @@ class Engine:
         losses = list(recordings)
         fsd: list[Recording] = []
         if self.objective.fsd_weight > 0 or self.loss_on_other_batch:
-            fsd = (
-                losses
-                if self.batches.is_same
-                else [self._with_common_randomness(self.batches.draw(losses[-1]))]
-            )
+            fsd = losses if self.batches.is_same else [self._with_common_randomness(self.batches.draw(losses[-1]))]
         if self.loss_on_other_batch:
             losses = fsd
         if not self.objective.fsd_weight > 0:
@@ -188,9 +182,7 @@ class Engine:
                     for recording, old in zip(around.fsd, around.old, strict=True):
                         new, _ = recording.evaluate(self.model, self.criterion)
                         fsd = fsd + self._backward_fsd(new, old, recording, around.scale)
-            gradient = [
-                zero.expand_as(p) if p.grad is None else wide(p.grad) / around.scale for p in parameters
-            ]
+            gradient = [zero.expand_as(p) if p.grad is None else wide(p.grad) / around.scale for p in parameters]
             loss = loss + weight_decay_value(parameters, around.decay)
             gradient = [
                 h + decay * wide(p.detach()) if decay else h
@@ -199,9 +191,7 @@ class Engine:
         finally:
             assign_(parameters, around.origin)
         if self.objective.wsd_weight:
-            gradient = [
-                h + self.objective.wsd_weight * d for h, d in zip(gradient, displacement, strict=True)
-            ]
+            gradient = [h + self.objective.wsd_weight * d for h, d in zip(gradient, displacement, strict=True)]
         return _LookAhead(loss, fsd, 0.5 * dot(displacement, displacement), gradient)
 
     def _loss_and_same_batch_fsd(self, recording: Recording, around: _Surroundings) -> tuple[Tensor, Tensor]:
@@ -234,9 +224,7 @@ class Engine:
 
     def _undisturbed(self) -> Any:
         modules = [module for module in (self.model, self.criterion) if isinstance(module, nn.Module)]
-        return undisturbed(
-            modules, [p for group in self.rule.optimizer.param_groups for p in group["params"]]
-        )
+        return undisturbed(modules, [p for group in self.rule.optimizer.param_groups for p in group["params"]])
 
     def _check_weights(self, step: int, parameters: list[Tensor], origin: list[Tensor]) -> None:
         if not math.isfinite(_to_floats(norm(parameters))[0]):

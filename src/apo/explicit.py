@@ -54,9 +54,7 @@ class APO(Tuner):
         **options: Any,
     ) -> None:
         if loss is not None and not callable(loss):
-            raise TypeError(
-                f"loss must be callable as loss(output, target) or None, got {type(loss).__name__}"
-            )
+            raise TypeError(f"loss must be callable as loss(output, target) or None, got {type(loss).__name__}")
         super().__init__(model, rule, loss, **options)
 
     def step(self, inputs: Any = None, target: Any = None) -> Tensor | None:

@@ -150,9 +150,7 @@ class BatchStream(FSDBatches):
 
 
 def _is_stateful(source: object) -> bool:
-    return callable(getattr(source, "state_dict", None)) and callable(
-        getattr(source, "load_state_dict", None)
-    )
+    return callable(getattr(source, "state_dict", None)) and callable(getattr(source, "load_state_dict", None))
 
 
 def fsd_batches(choice: object, record: Callable[[Any, Recording], Recording]) -> FSDBatches:

@@ -46,9 +46,7 @@ class Hooks:
     def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []
 
-    def add(
-        self, register: Callable[..., RemovableHandle], function: Callable[..., Any], **options: Any
-    ) -> None:
+    def add(self, register: Callable[..., RemovableHandle], function: Callable[..., Any], **options: Any) -> None:
         """Register a hook through a ``register_*_hook`` method."""
         self._handles.append(register(_Hook(function), **options))
 

@@ -28,9 +28,7 @@ class RandomState:
     def capture(cls, devices: Iterable[torch.device]) -> RandomState:
         """Read the streams of the CPU and of the CUDA devices among ``devices``."""
         indices = {device.index or 0 for device in devices if device.type == "cuda"}
-        return cls(
-            torch.get_rng_state(), {index: torch.cuda.get_rng_state(index) for index in sorted(indices)}
-        )
+        return cls(torch.get_rng_state(), {index: torch.cuda.get_rng_state(index) for index in sorted(indices)})
 
     def restore(self) -> None:
         """Set the streams back to this state."""

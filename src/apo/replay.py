@@ -90,9 +90,7 @@ class Slot:
         """Pick this slot's value out of the outputs of the calls."""
         value = outputs[self.call]
         for key in self.path:
-            value = (
-                getattr(value, key) if isinstance(key, str) and not isinstance(value, Mapping) else value[key]
-            )
+            value = getattr(value, key) if isinstance(key, str) and not isinstance(value, Mapping) else value[key]
         return value if self.shape is None else value.reshape(-1, *self.shape[1:])
 
 
@@ -195,9 +193,7 @@ class Recording:
             calls=tuple(Call(tuple(args), kwargs) for args, kwargs in state["calls"]),
             loss_args=None if state["loss_args"] is None else tuple(state["loss_args"]),
             loss_kwargs=state["loss_kwargs"],
-            slots=tuple(
-                Slot(position, call, tuple(path), shape) for position, call, path, shape in state["slots"]
-            ),
+            slots=tuple(Slot(position, call, tuple(path), shape) for position, call, path, shape in state["slots"]),
             autocast=Autocast(*state["autocast"]),
         )
 

@@ -304,6 +304,8 @@ def _unscale_fused(optimizer: Optimizer) -> bool:
     if found is not None and bool(found):
         return True
     gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    torch._foreach_div_(gradients, scale.to(gradients[0].device))
+    with torch.no_grad():
+        for gradient in gradients:
+            gradient.div_(scale.to(gradient.device))
     optimizer.grad_scale = None  # type: ignore[attr-defined]
     return False

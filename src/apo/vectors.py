@@ -2,7 +2,8 @@
 
 A point in weight space is a list of tensors, one per parameter, in a fixed order. Results of reductions are
 0-dimensional tensors on the device of the data, so that nothing here waits for an accelerator. Tensors of 16 bits
-are widened to float32 before they are reduced or subtracted.
+are widened to float32 before they are reduced or subtracted. The ``foreach`` operations are those that torch's own
+optimizers are made of.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def clones(tensors: Vector) -> list[Tensor]:
 def assign_(target: Vector, source: Vector) -> None:
     """Write ``source`` into ``target`` in place."""
     if target:
-        torch._foreach_copy_(list(target), list(source))
+        torch._foreach_copy_(list(target), list(source))  # pyright: ignore[reportPrivateImportUsage]
 
 
 @torch.no_grad()
@@ -46,9 +47,9 @@ def differences(left: Vector, right: Vector, divisor: float = 1.0) -> list[Tenso
     """Return ``(left - right) / divisor``, in float32 at least."""
     if not left:
         return []
-    result = torch._foreach_sub([wide(tensor) for tensor in left], [wide(tensor) for tensor in right])
+    result = torch._foreach_sub([wide(tensor) for tensor in left], [wide(tensor) for tensor in right])  # pyright: ignore[reportPrivateImportUsage]
     if divisor != 1.0:
-        torch._foreach_div_(result, divisor)
+        torch._foreach_div_(result, divisor)  # pyright: ignore[reportPrivateImportUsage]
     return list(result)
 
 
@@ -57,8 +58,7 @@ def dot(left: Vector, right: Vector) -> Tensor:
     if not left:
         return torch.zeros(())
     products = [
-        torch.dot(wide(one).reshape(-1), wide(other).reshape(-1))
-        for one, other in zip(left, right, strict=True)
+        torch.dot(wide(one).reshape(-1), wide(other).reshape(-1)) for one, other in zip(left, right, strict=True)
     ]
     return torch.stack(products).sum()
 
@@ -67,4 +67,4 @@ def norm(tensors: Vector) -> Tensor:
     """Return the Euclidean norm of a vector as a 0-dimensional tensor."""
     if not tensors:
         return torch.zeros(())
-    return torch.linalg.vector_norm(torch.stack(list(torch._foreach_norm([wide(t) for t in tensors]))))
+    return torch.linalg.vector_norm(torch.stack(list(torch._foreach_norm([wide(t) for t in tensors]))))  # pyright: ignore[reportPrivateImportUsage]

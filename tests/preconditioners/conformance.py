@@ -1,14 +1,15 @@
-"""What every block must be: a positive semi-definite matrix that acts, and is differentiated, as its dense twin.
+"""What every block must be: a positive semi-definite matrix that acts and is differentiated as its dense twin.
 
 A block's test derives from `BlockSuite` and says how to build one. Everything is checked in float64, against
-`to_dense`, autograd and finite differences; `to_dense` is written with Kronecker products and shares no code with
-`apply`.
+`to_dense`, autograd and finite differences; `to_dense` is written with Kronecker products and shares no code
+with `apply`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from math import prod
+from typing import ClassVar
 
 import pytest
 import torch
@@ -20,16 +21,14 @@ from apo.preconditioners import Block
 def randomised(block: Block) -> Block:
     """Fills the factors with numbers that no identity hides behind."""
     for factor in block.factors.values():
-        factor.copy_(
-            torch.randn(factor.shape, dtype=torch.float64) / max(1, factor.shape[-1:].numel()) ** 0.5
-        )
+        factor.copy_(torch.randn(factor.shape, dtype=torch.float64) / max(1, factor.shape[-1:].numel()) ** 0.5)
     return block
 
 
 class BlockSuite(ABC):
     """The suite; `make` is called with `dtype` and `device`."""
 
-    factor_shapes: dict[str, tuple[int, ...]]
+    factor_shapes: ClassVar[dict[str, tuple[int, ...]]]
 
     @abstractmethod
     def make(self, **placement) -> Block: ...

@@ -2,91 +2,93 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
+from tests.preconditioners.conformance import BlockSuite, randomised
 
 from apo.preconditioners import DiagonalBlock, FactoredConvBlock, FullBlock, KroneckerBlock
-from tests.preconditioners.conformance import BlockSuite, randomised
 
 
 class TestFull(BlockSuite):
-    factor_shapes = {"C": (5, 5)}
+    factor_shapes: ClassVar = {"C": (5, 5)}
 
     def make(self, **placement):
         return FullBlock(5, **placement)
 
 
 class TestDiagonal(BlockSuite):
-    factor_shapes = {"s": (2, 3)}
+    factor_shapes: ClassVar = {"s": (2, 3)}
 
     def make(self, **placement):
         return DiagonalBlock((2, 3), **placement)
 
 
 class TestDiagonalOfScalar(BlockSuite):
-    factor_shapes = {"s": ()}
+    factor_shapes: ClassVar = {"s": ()}
 
     def make(self, **placement):
         return DiagonalBlock((), **placement)
 
 
 class TestKronecker(BlockSuite):
-    factor_shapes = {"A": (4, 4), "B": (3, 3), "S": (3, 4)}
+    factor_shapes: ClassVar = {"A": (4, 4), "B": (3, 3), "S": (3, 4)}
 
     def make(self, **placement):
         return KroneckerBlock(3, 4, **placement)
 
 
 class TestKroneckerWithoutRows(BlockSuite):
-    factor_shapes = {"A": (4, 4), "S": (3, 4)}
+    factor_shapes: ClassVar = {"A": (4, 4), "S": (3, 4)}
 
     def make(self, **placement):
         return KroneckerBlock(3, 4, dense_rows=False, **placement)
 
 
 class TestKroneckerWithoutColumns(BlockSuite):
-    factor_shapes = {"B": (3, 3), "S": (3, 4)}
+    factor_shapes: ClassVar = {"B": (3, 3), "S": (3, 4)}
 
     def make(self, **placement):
         return KroneckerBlock(3, 4, dense_cols=False, **placement)
 
 
 class TestKroneckerWithoutEither(BlockSuite):
-    factor_shapes = {"S": (3, 4)}
+    factor_shapes: ClassVar = {"S": (3, 4)}
 
     def make(self, **placement):
         return KroneckerBlock(3, 4, False, False, **placement)
 
 
 class TestKroneckerStack(BlockSuite):
-    factor_shapes = {"A": (2, 4, 4), "B": (2, 3, 3), "S": (2, 3, 4)}
+    factor_shapes: ClassVar = {"A": (2, 4, 4), "B": (2, 3, 3), "S": (2, 3, 4)}
 
     def make(self, **placement):
         return KroneckerBlock(3, 4, stack=2, **placement)
 
 
 class TestKroneckerStackWithoutRows(BlockSuite):
-    factor_shapes = {"A": (2, 4, 4), "S": (2, 3, 4)}
+    factor_shapes: ClassVar = {"A": (2, 4, 4), "S": (2, 3, 4)}
 
     def make(self, **placement):
         return KroneckerBlock(3, 4, dense_rows=False, stack=2, **placement)
 
 
 class TestFactoredConv(BlockSuite):
-    factor_shapes = {"B": (3, 3), "A_in": (2, 2), "A_kernel": (4, 4), "S": (3, 2, 4)}
+    factor_shapes: ClassVar = {"B": (3, 3), "A_in": (2, 2), "A_kernel": (4, 4), "S": (3, 2, 4)}
 
     def make(self, **placement):
         return FactoredConvBlock(3, 2, 4, **placement)
 
 
 class TestFactoredConvWithoutChannels(BlockSuite):
-    factor_shapes = {"A_kernel": (4, 4), "S": (3, 2, 4)}
+    factor_shapes: ClassVar = {"A_kernel": (4, 4), "S": (3, 2, 4)}
 
     def make(self, **placement):
         return FactoredConvBlock(3, 2, 4, dense_out=False, dense_in=False, **placement)
 
 
 class TestFactoredConvWithoutKernel(BlockSuite):
-    factor_shapes = {"B": (3, 3), "A_in": (2, 2), "S": (3, 2, 4)}
+    factor_shapes: ClassVar = {"B": (3, 3), "A_in": (2, 2), "S": (3, 2, 4)}
 
     def make(self, **placement):
         return FactoredConvBlock(3, 2, 4, dense_kernel=False, **placement)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.preconditioners.zoo import ZOO, Cnn, LoneParameters, Recurrent, TiedLanguageModel, build
 from torch import nn
 
 from apo.preconditioners import Kronecker, plan_layers
-from tests.preconditioners.zoo import ZOO, Cnn, LoneParameters, Recurrent, TiedLanguageModel, build
 
 
 def shapes(model, **options) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Returns for each layer of the plan the kind of its block and its shape."""
     plan = plan_layers(model, **options)
-    return {
-        layer.name: (type(layer.block).__name__.removesuffix("Block"), layer.block.shape) for layer in plan
-    }
+    return {layer.name: (type(layer.block).__name__.removesuffix("Block"), layer.block.shape) for layer in plan}
 
 
 def dense(model, **options) -> dict[str, list[str]]:

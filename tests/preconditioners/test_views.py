@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.preconditioners.zoo import ZOO, build
 from torch import nn
 
 from apo.preconditioners import (
@@ -14,7 +15,6 @@ from apo.preconditioners import (
     View,
     plan_layers,
 )
-from tests.preconditioners.zoo import ZOO, build
 
 VIEWS: dict[str, View] = {
     "reshape": ReshapeView((2, 3, 4), (2, 12)),

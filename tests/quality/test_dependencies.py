@@ -20,20 +20,22 @@ LAYERS = {
     "errors": 0,
     "_version": 0,
     "vectors": 1,
+    "hooks": 1,
+    "records": 1,
+    "isolation": 1,
     "discrepancy": 2,
     "preconditioners": 2,
+    "replay": 2,
     "objective": 3,
-    "replay": 3,
-    "isolation": 3,
     "fsd_batches": 3,
-    "records": 3,
     "rules": 4,
     "engine": 5,
     "tuner": 6,
-    "attach": 6,
-    "integrations": 7,
-    "reference": 7,
-    "__init__": 8,
+    "explicit": 7,
+    "attach": 7,
+    "integrations": 8,
+    "reference": 8,
+    "__init__": 9,
 }
 
 # Stricter than its layer: an oracle that shares code with what it judges proves nothing.
@@ -103,9 +105,7 @@ def violations(root: Path) -> list[str]:
     for file in sorted(root.rglob("*.py")):
         own = file.relative_to(root).with_suffix("").parts[0]
         if own not in LAYERS:
-            found.append(
-                f"{file.name}: the component {own!r} is unknown; add it to LAYERS in {Path(__file__).name}."
-            )
+            found.append(f"{file.name}: the component {own!r} is unknown; add it to LAYERS in {Path(__file__).name}.")
             continue
         for item in imports_of(file, root):
             reason = _reason_against(own, item, root.name)

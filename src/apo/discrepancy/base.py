@@ -134,9 +134,7 @@ def keep_masked_in(mask: Tensor | None, positions: torch.Size, *tensors: Tensor)
             f"{tuple(positions)}; pass a mask over its leading dimensions."
         )
     return tuple(
-        torch.where(
-            mask.reshape(mask.shape + (1,) * (tensor.ndim - mask.ndim)), tensor, torch.zeros_like(tensor)
-        )
+        torch.where(mask.reshape(mask.shape + (1,) * (tensor.ndim - mask.ndim)), tensor, torch.zeros_like(tensor))
         for tensor in tensors
     )
 

@@ -41,9 +41,7 @@ class Bregman(Discrepancy):
     def __init__(self, loss: Callable[..., Tensor], output: OutputSelector = None) -> None:
         super().__init__(output)
         if not callable(loss):
-            raise TypeError(
-                f"loss must be a function loss(outputs, targets), but is {loss!r}; pass F.mse_loss."
-            )
+            raise TypeError(f"loss must be a function loss(outputs, targets), but is {loss!r}; pass F.mse_loss.")
         self.loss = loss
 
     def between(self, new: Any, old: Any, mask: Tensor | None, target: Any) -> Tensor:

@@ -46,9 +46,7 @@ class GaussianKL(Discrepancy):
     ) -> None:
         super().__init__(output)
         if variance is not None and not variance > 0:
-            raise ValueError(
-                f"variance must be positive, but is {variance}; pass None if the network predicts it."
-            )
+            raise ValueError(f"variance must be positive, but is {variance}; pass None if the network predicts it.")
         self.variance = variance
         self.reduction: Reduction = check_reduction(reduction)
 
@@ -67,9 +65,7 @@ class GaussianKL(Discrepancy):
         new, old = keep_masked_in(mask, new.shape, new, old)
         return average((new - old).square() / (2 * self.variance), mask, self.reduction)
 
-    def _learned_variance(
-        self, new: tuple[Tensor, Tensor], old: tuple[Tensor, Tensor], mask: Tensor | None
-    ) -> Tensor:
+    def _learned_variance(self, new: tuple[Tensor, Tensor], old: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
         new_mean, old_mean = comparable_pair(new[0], old[0], "mean")
         new_log, old_log = comparable_pair(new[1], old[1], "log_variance")
         new_mean, old_mean, new_log, old_log = torch.broadcast_tensors(new_mean, old_mean, new_log, old_log)
@@ -78,9 +74,7 @@ class GaussianKL(Discrepancy):
         )
         log_ratio = new_log - old_log
         # expm1(-d) + d keeps its digits for a small change d of the log-variance; exp(-d) - 1 + d would not.
-        divergence = (
-            torch.expm1(-log_ratio) + log_ratio + (new_mean - old_mean).square() * torch.exp(-new_log)
-        )
+        divergence = torch.expm1(-log_ratio) + log_ratio + (new_mean - old_mean).square() * torch.exp(-new_log)
         return average(divergence / 2, mask, self.reduction)
 
 

@@ -60,8 +60,8 @@ def paired_tensors(new: Any, old: Any) -> list[tuple[Tensor, Tensor]]:
         old: Selected outputs at the old weights.
 
     Returns:
-        One ``(new, old)`` pair of equal shape for each floating tensor; ``old`` is detached, both are at least
-        float32.
+        One ``(new, old)`` pair of equal shape for each floating tensor; ``old`` is detached, both are at
+        least float32.
 
     Raises:
         TypeError: If a part is neither a tensor nor a container of tensors, or no part is floating.
@@ -82,9 +82,7 @@ def paired_tensors(new: Any, old: Any) -> list[tuple[Tensor, Tensor]]:
             f"The outputs at the new weights are {describe(new)} but at the old weights {describe(old)}; "
             "name one that both have, such as output=0."
         )
-    return [
-        comparable_pair(new_tensors[path], old_tensors[path], name=f"output{path}") for path in new_tensors
-    ]
+    return [comparable_pair(new_tensors[path], old_tensors[path], name=f"output{path}") for path in new_tensors]
 
 
 def comparable_pair(new: Tensor, old: Tensor, name: str) -> tuple[Tensor, Tensor]:

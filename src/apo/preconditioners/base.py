@@ -94,9 +94,7 @@ class Preconditioner(Optimizer, ABC):
         check_clip(clip)
         self._built = False
         super().__init__(trainable_parameters(model) if params is None else params, defaults)
-        self.layers = plan_layers(
-            model, self.structure, conv=conv, max_dim=max_dim, params=self._parameters()
-        )
+        self.layers = plan_layers(model, self.structure, conv=conv, max_dim=max_dim, params=self._parameters())
         check_warmup(warmup, warmup_steps, [p for layer in self.layers for p in layer.params])
         self.clip = clip
         self.warmup = warmup
@@ -166,21 +164,15 @@ class Preconditioner(Optimizer, ABC):
             ValueError: If the number of cotangents is another.
         """
         if self._lookahead is None:
-            raise RuntimeError(
-                "pull_back() differentiates the last displacement(): call displacement() first."
-            )
+            raise RuntimeError("pull_back() differentiates the last displacement(): call displacement() first.")
         moved, inputs = self._lookahead
         if len(cotangents) != len(moved):
-            raise ValueError(
-                f"cotangents has {len(cotangents)} entries: pass {len(moved)}, as displacement() gave."
-            )
+            raise ValueError(f"cotangents has {len(cotangents)} entries: pass {len(moved)}, as displacement() gave.")
         given = dict(zip(moved, cotangents, strict=True))
         found: dict[str, dict[str, Tensor]] = {}
         for layer, gradient, rates in inputs:
             # A parameter without gradient does not move, so nothing depends on what P says about it.
-            parts = [
-                -rate * given[p] if p in given else None for p, rate in zip(layer.params, rates, strict=True)
-            ]
+            parts = [-rate * given[p] if p in given else None for p, rate in zip(layer.params, rates, strict=True)]
             found[layer.name] = layer.block.pull_back(gradient, layer.view.gather(parts))
         return [
             found[layer.name][key] if layer.name in found else torch.zeros_like(factor)
@@ -321,14 +313,10 @@ class Preconditioner(Optimizer, ABC):
         """
         own = state_dict.get("preconditioner")
         if own is None:
-            raise ValueError(
-                f"state_dict is not that of a {type(self).__name__}: it has no entry 'preconditioner'."
-            )
+            raise ValueError(f"state_dict is not that of a {type(self).__name__}: it has no entry 'preconditioner'.")
         check_factors(self.layers, own["factors"])
         if (self.warmup is None) != (own["warmup"] is None):
-            raise ValueError(
-                "state_dict and optimizer differ in warmup: build the optimizer as when it was saved."
-            )
+            raise ValueError("state_dict and optimizer differ in warmup: build the optimizer as when it was saved.")
         super().load_state_dict(state_dict)
         load_momentum(self, state_dict)
         load_factors(self.layers, own["factors"])

@@ -70,9 +70,7 @@ class FactoredConvBlock(Block):
         dtype = factor_type(dtype)
         dense = dict(zip(_MODES, (dense_out, dense_in, dense_kernel), strict=True))
         factors = {
-            name: torch.eye(shape[mode], dtype=dtype, device=device)
-            for name, mode in _MODES.items()
-            if dense[name]
+            name: torch.eye(shape[mode], dtype=dtype, device=device) for name, mode in _MODES.items() if dense[name]
         }
         factors["S"] = torch.ones(shape, dtype=dtype, device=device)
         super().__init__(shape, factors)

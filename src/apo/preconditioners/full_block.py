@@ -34,9 +34,7 @@ class FullBlock(Block):
         tensor([4., 2.])
     """
 
-    def __init__(
-        self, n: int, *, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
-    ) -> None:
+    def __init__(self, n: int, *, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None) -> None:
         super().__init__((n,), {"C": torch.eye(n, dtype=factor_type(dtype), device=device)})
 
     def to_dense(self) -> Tensor:
@@ -49,9 +47,7 @@ class FullBlock(Block):
 
     def _pull_back(self, gradient: Tensor, cotangent: Tensor) -> dict[str, Tensor]:
         factor = self.factors["C"]
-        return {
-            "C": torch.outer(cotangent, factor.mT @ gradient) + torch.outer(gradient, factor.mT @ cotangent)
-        }
+        return {"C": torch.outer(cotangent, factor.mT @ gradient) + torch.outer(gradient, factor.mT @ cotangent)}
 
     def _trace(self) -> Tensor:
         return self.factors["C"].square().sum()

@@ -80,9 +80,7 @@ class KroneckerBlock(Block):
         a = self.factors.get("A", torch.eye(cols, **options)).expand(len(scale), cols, cols)
         b = self.factors.get("B", torch.eye(rows, **options)).expand(len(scale), rows, rows)
         bases = [torch.kron(b_i.contiguous(), a_i.contiguous()) for a_i, b_i in zip(a, b, strict=True)]
-        return torch.block_diag(
-            *(basis @ torch.diag(d) @ basis.mT for basis, d in zip(bases, scale, strict=True))
-        )
+        return torch.block_diag(*(basis @ torch.diag(d) @ basis.mT for basis, d in zip(bases, scale, strict=True)))
 
     def _apply(self, gradient: Tensor) -> Tensor:
         a, b = self.factors.get("A"), self.factors.get("B")

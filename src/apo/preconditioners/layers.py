@@ -95,9 +95,7 @@ def plan_layers(
     if structure == "full":
         return [_full_layer([p for owner in owners for p in owner.params.values()], max_dim)]
     if structure == "diagonal":
-        return [
-            _diagonal_layer(owner.full_name(name), p) for owner in owners for name, p in owner.params.items()
-        ]
+        return [_diagonal_layer(owner.full_name(name), p) for owner in owners for name, p in owner.params.items()]
     return [layer for owner in owners for layer in _kronecker_layers(owner, limits)]
 
 
@@ -114,9 +112,7 @@ def trainable_parameters(model: nn.Module | Tensor | Iterable[Tensor]) -> list[T
         candidates = [model] if isinstance(model, Tensor) else list(model)
     for item in candidates:
         if not isinstance(item, Tensor):
-            raise TypeError(
-                f"model holds a {type(item).__name__}: pass a module, a parameter or a list of parameters."
-            )
+            raise TypeError(f"model holds a {type(item).__name__}: pass a module, a parameter or a list of parameters.")
     return list({id(p): p for p in candidates if p.requires_grad}.values())
 
 
@@ -132,9 +128,8 @@ def _owners(model: nn.Module | Tensor | Iterable[Tensor], params: list[Tensor] |
             mine: dict[str, Tensor] = {n: p for n, p in own.items() if waiting.pop(id(p), None) is not None}
             if mine:
                 # torch.compile puts a wrapper into the names; a checkpoint should not depend on it.
-                owners.append(
-                    _Owner(prefix.replace("_orig_mod.", "").removesuffix("_orig_mod"), module, mine)
-                )
+                parts = [part for part in prefix.split(".") if part != "_orig_mod"]
+                owners.append(_Owner(".".join(parts), module, mine))
     if waiting:
         loose = {str(index): p for index, p in enumerate(waiting.values())}
         owners.append(_Owner("parameter", None, loose))
@@ -154,9 +149,7 @@ def _check_parameter(name: str, parameter: Tensor) -> None:
     if is_lazy(parameter):
         raise ValueError(f"parameter {name!r} has no shape yet: run one batch through the model before this.")
     if parameter.is_complex():
-        raise TypeError(
-            f"parameter {name!r} is complex: keep its real view (torch.view_as_real) as the parameter."
-        )
+        raise TypeError(f"parameter {name!r} is complex: keep its real view (torch.view_as_real) as the parameter.")
 
 
 def _diagonal_layer(name: str, parameter: Tensor) -> Layer:

@@ -164,9 +164,7 @@ def _normalisation(module: nn.Module, own: Own, limits: Limits) -> list[Piece]:
 
 
 def _attention(module: nn.Module, own: Own, limits: Limits) -> list[Piece]:
-    if (
-        "in_proj_weight" not in own
-    ):  # keys or values of another size: three weights, each treated by its shape
+    if "in_proj_weight" not in own:  # keys or values of another size: three weights, each treated by its shape
         return []
     return [_matrix("in_proj_weight", "in_proj_bias", own, limits, stack=3)]
 

@@ -17,12 +17,8 @@ def check_group(group: dict[str, Any]) -> None:
     """Refuse a param group with an option that makes no sense."""
     _check_number("lr", group["lr"], "a positive number", lambda value: value > 0)
     _check_number("scale", group["scale"], "a positive number", lambda value: value > 0)
-    _check_number(
-        "momentum", group["momentum"], "a number from 0 up to but not 1", lambda value: 0 <= value < 1
-    )
-    _check_number(
-        "weight_decay", group["weight_decay"], "a number that is not negative", lambda value: value >= 0
-    )
+    _check_number("momentum", group["momentum"], "a number from 0 up to but not 1", lambda value: 0 <= value < 1)
+    _check_number("weight_decay", group["weight_decay"], "a number that is not negative", lambda value: value >= 0)
 
 
 def check_clip(clip: float | None) -> None:
@@ -46,9 +42,7 @@ def check_warmup(warmup: Optimizer | None, steps: int, params: Sequence[Tensor])
         raise TypeError(f"warmup is a {type(warmup).__name__}: pass a torch.optim.Optimizer.")
     theirs = {id(p) for group in warmup.param_groups for p in group["params"] if p.requires_grad}
     if theirs != {id(p) for p in params}:
-        raise ValueError(
-            "warmup moves other parameters than the preconditioner: build both over the same parameters."
-        )
+        raise ValueError("warmup moves other parameters than the preconditioner: build both over the same parameters.")
 
 
 def _check_number(name: str, value: Any, expected: str, fits: Any) -> None:

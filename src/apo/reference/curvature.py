@@ -42,9 +42,7 @@ def hessian(function: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
     return matrix
 
 
-def ggn(
-    model_fn: ModelFunction, loss: Callable[..., Tensor], theta: Tensor, inputs: Any, target: Any
-) -> Tensor:
+def ggn(model_fn: ModelFunction, loss: Callable[..., Tensor], theta: Tensor, inputs: Any, target: Any) -> Tensor:
     r"""Return the generalized Gauss-Newton matrix :math:`J^\top H_z J` of :math:`L(f(x, \theta), t)`.
 
     :math:`J` is the Jacobian of all outputs, :math:`H_z` the Hessian of the loss in them (Appendix F.3).
@@ -144,15 +142,11 @@ def _output_fisher(z: Tensor, distribution: str, variance: float) -> Tensor:
     identity = torch.eye(z.numel(), dtype=z.dtype)
     if distribution == "categorical":
         p = torch.softmax(z, dim=-1)
-        return sum(
-            (p[c] * torch.outer(identity[c] - p, identity[c] - p) for c in range(len(p))), 0 * identity
-        )
+        return sum((p[c] * torch.outer(identity[c] - p, identity[c] - p) for c in range(len(p))), 0 * identity)
     if distribution == "bernoulli":
         # Independent scores of mean zero: only the squares have an expectation.
         p = torch.sigmoid(z)
         return torch.diag(p * (1 - p) ** 2 + (1 - p) * (0 - p) ** 2)
     if distribution == "gaussian":
         return identity / variance
-    raise ValueError(
-        f'distribution must be "categorical", "bernoulli" or "gaussian", but is {distribution!r}.'
-    )
+    raise ValueError(f'distribution must be "categorical", "bernoulli" or "gaussian", but is {distribution!r}.')

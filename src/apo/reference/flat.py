@@ -35,8 +35,7 @@ def unflatten(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
             "pass a vector of that length."
         )
     return {
-        name: part.reshape(tensor.shape)
-        for (name, tensor), part in zip(like.items(), vector.split(sizes), strict=True)
+        name: part.reshape(tensor.shape) for (name, tensor), part in zip(like.items(), vector.split(sizes), strict=True)
     }
 
 

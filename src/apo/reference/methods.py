@@ -128,8 +128,8 @@ def hessian_free(
         curvature = direction @ product
         if curvature <= 0:
             raise ValueError(
-                f"wsd_weight={wsd_weight} leaves a direction of curvature {float(curvature):.1e}; raise it until "
-                "the damped Hessian is positive definite."
+                f"wsd_weight={wsd_weight} leaves a direction of curvature {float(curvature):.1e}; raise it "
+                "until the damped Hessian is positive definite."
             )
         length = residual @ residual / curvature
         solution = solution + length * direction
@@ -182,7 +182,8 @@ def damped_gauss_newton(
 ) -> Tensor:
     r"""Loss to first, its Bregman divergence to second order, with WSD.
 
-    .. math:: \theta' = \theta - (\lambda_{\mathrm{FSD}} J^\top H_z J + \lambda_{\mathrm{WSD}} I)^{-1} \nabla \mathcal J
+    .. math:: \theta' = \theta - (\lambda_{\mathrm{FSD}} J^\top H_z J + \lambda_{\mathrm{WSD}} I)^{-1}
+              \nabla \mathcal J
 
     Example:
         >>> damped_gauss_newton(torch.zeros(2), torch.ones(2), torch.eye(2), wsd_weight=1.0)

@@ -208,7 +208,7 @@ def one_dimensional_regression(
 
 
 def _predict(theta: Tensor, inputs: Tensor) -> Tensor:
-    """Evaluate the network on inputs ``[n]``; its weights are slopes, offsets, readout (each ``[hidden]``), bias."""
+    """Evaluate the network on inputs ``[n]``; its weights are slopes, offsets and readout, then the bias."""
     slopes, offsets, readout = theta[:-1].reshape(3, -1)
     return torch.tanh(inputs[:, None] * slopes + offsets) @ readout + theta[-1]
 

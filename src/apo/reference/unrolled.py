@@ -172,9 +172,7 @@ def unrolled_meta_gradient(
     theta = parameters_of(model) if theta is None else {name: t.detach() for name, t in theta.items()}
     leaves = {name: value.detach().clone().requires_grad_() for name, value in phi.items()}
     terms = proximal_objective(model, theta, update(theta, leaves), **objective)
-    gradients = torch.autograd.grad(
-        terms.total, list(leaves.values()), allow_unused=True, materialize_grads=True
-    )
+    gradients = torch.autograd.grad(terms.total, list(leaves.values()), allow_unused=True, materialize_grads=True)
     return ProximalTerms(*(term.detach() for term in terms)), dict(zip(leaves, gradients, strict=True))
 
 
@@ -224,7 +222,5 @@ def _forward(model: nn.Module, theta: Parameters, inputs: Any, randomness: Rando
 
 
 def _decay(theta: Parameters, weight_decay: float | Mapping[str, float]) -> Tensor | float:
-    coefficients = (
-        weight_decay if isinstance(weight_decay, Mapping) else dict.fromkeys(theta, float(weight_decay))
-    )
+    coefficients = weight_decay if isinstance(weight_decay, Mapping) else dict.fromkeys(theta, float(weight_decay))
     return sum((w / 2 * theta[name].square().sum() for name, w in coefficients.items() if w), start=0.0)

@@ -66,7 +66,7 @@ def rmsprop(
 ) -> Tensor:
     r"""RMSprop: the gradient over the root of its mean square.
 
-    .. math:: v \leftarrow \alpha v + (1 - \alpha) g^2, \qquad \theta' = \theta - \eta\, g / (\sqrt v + \epsilon)
+    .. math:: v \leftarrow \alpha v + (1 - \alpha) g^2, \; \theta' = \theta - \eta\, g / (\sqrt v + \epsilon)
 
     ``centered`` subtracts the squared running mean of the gradient from :math:`v`; momentum accumulates the
     scaled gradient: :math:`b \leftarrow \mu b + g / (\sqrt v + \epsilon)`.
@@ -153,7 +153,8 @@ def nadam(
     r"""Adam with Nesterov momentum on a schedule :math:`\mu_t = \beta_1 (1 - \tfrac12\, 0.96^{t \psi})`.
 
     .. math:: \theta' = \theta - \frac{\eta}{\sqrt{\hat v} + \epsilon}
-              \Big[ \frac{(1 - \mu_t)\, g}{1 - \prod_{i \le t} \mu_i} + \frac{\mu_{t+1}\, m}{1 - \prod_{i \le t+1} \mu_i} \Big]
+              \Big[ \frac{(1 - \mu_t)\, g}{1 - \prod_{i \le t} \mu_i}
+              + \frac{\mu_{t+1}\, m}{1 - \prod_{i \le t+1} \mu_i} \Big]
 
     Example:
         >>> nadam(torch.tensor([1.0]), torch.tensor([2.0]), {}, lr=0.1)
@@ -235,9 +236,7 @@ def muon(
     return theta * (1 - lr * weight_decay) - lr * ratio * orthogonal.to(theta.dtype)
 
 
-def newton_schulz(
-    matrix: Tensor, *, coefficients: tuple[float, float, float], steps: int, eps: float
-) -> Tensor:
+def newton_schulz(matrix: Tensor, *, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
     r"""Push the singular values of a matrix towards 1.
 
     .. math:: X \leftarrow aX + (bXX^\top + c(XX^\top)^2)X
@@ -282,9 +281,7 @@ def preconditioned(
         The new weights.
 
     Example:
-        >>> preconditioned(
-        ...     torch.zeros(2), torch.ones(2), {}, preconditioner=torch.diag(torch.tensor([1.0, 2.0]))
-        ... )
+        >>> preconditioned(torch.zeros(2), torch.ones(2), {}, preconditioner=torch.diag(torch.tensor([1.0, 2.0])))
         tensor([-1., -2.])
     """
     del state

@@ -151,9 +151,7 @@ class LearningRate(Rule):
 
     def before_step(self) -> None:
         """Have the optimizer step at a rate at which its step can be measured precisely."""
-        self._fresh = {
-            p for group in self._groups for p in group["params"] if not self.optimizer.state.get(p)
-        }
+        self._fresh = {p for group in self._groups for p in group["params"] if not self.optimizer.state.get(p)}
         self._measuring = True
         for group in self._groups:
             group.use(self._measuring_rate(group))
@@ -168,9 +166,7 @@ class LearningRate(Rule):
             directions += steps
             owners += [index] * len(members)
             if self.look_ahead == "tail":
-                steps = [
-                    tail_direction(self.optimizer, group, theta[p], p, p in self._fresh) for p in members
-                ]
+                steps = [tail_direction(self.optimizer, group, theta[p], p, p in self._fresh) for p in members]
             ahead += steps
         return _RateProposal(self, ahead, directions, owners)
 
@@ -281,9 +277,7 @@ class LearningRate(Rule):
     def _learn_rate_of(self, group: Mapping[str, Any], index: int) -> None:
         rate = float(group["lr"])
         if not (math.isfinite(rate) and rate > 0):
-            raise ValueError(
-                f"lr of param group {index} must be positive, got {rate}: apo learns its logarithm"
-            )
+            raise ValueError(f"lr of param group {index} must be positive, got {rate}: apo learns its logarithm")
         if not self._phi or self.per_group:
             self._phi.append(torch.tensor(math.log(rate), dtype=torch.float64))
             self._ratios.append(1.0)
@@ -297,9 +291,7 @@ class LearningRate(Rule):
 class _RateProposal(Proposal):
     """A look-ahead along a direction that does not depend on the rate."""
 
-    def __init__(
-        self, rule: LearningRate, ahead: list[Tensor], steps: list[Tensor], owners: list[int]
-    ) -> None:
+    def __init__(self, rule: LearningRate, ahead: list[Tensor], steps: list[Tensor], owners: list[int]) -> None:
         self._rule = rule
         self._ahead = ahead  # look-ahead direction of each moved parameter, per unit of the rate
         self._steps = steps  # the optimizer's own step of each, per unit of the rate

@@ -30,9 +30,7 @@ def check_linear_in_lr(optimizer: Optimizer) -> None:
     """
     name = type(optimizer).__name__
     if any(group.get("maximize") for group in optimizer.param_groups):
-        raise NotLinearError(
-            f"{name} has maximize=True, which apo does not support: minimise the negative instead"
-        )
+        raise NotLinearError(f"{name} has maximize=True, which apo does not support: minimise the negative instead")
     try:
         steps = {rate: _probe_step(optimizer, rate) for rate in _RATES}
     except Exception as error:
@@ -43,9 +41,7 @@ def check_linear_in_lr(optimizer: Optimizer) -> None:
     per_unit = {rate: step / rate for rate, step in steps.items()}
     reference = per_unit[1.0]
     for direction in per_unit.values():
-        if not torch.linalg.vector_norm(direction - reference) <= _TOLERANCE * torch.linalg.vector_norm(
-            reference
-        ):
+        if not torch.linalg.vector_norm(direction - reference) <= _TOLERANCE * torch.linalg.vector_norm(reference):
             raise NotLinearError(
                 f"the step of {name} is not proportional to its lr, so apo cannot learn the rate: "
                 "use SGD, Adam, AdamW, RMSprop, NAdam, Adamax, Muon or another optimizer that is"
@@ -64,11 +60,7 @@ def _probe_step(optimizer: Optimizer, rate: float) -> Tensor:
         for p in parameters:
             p.grad = torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p)
         probe.step()
-    return (
-        torch.cat([(p.detach() - old).reshape(-1) for p, old in zip(parameters, before, strict=True)])
-        .double()
-        .cpu()
-    )
+    return torch.cat([(p.detach() - old).reshape(-1) for p, old in zip(parameters, before, strict=True)]).double().cpu()
 
 
 def _small_copy(optimizer: Optimizer) -> tuple[Optimizer, list[Tensor]]:
@@ -81,13 +73,9 @@ def _small_copy(optimizer: Optimizer) -> tuple[Optimizer, list[Tensor]]:
     probe.param_groups, parameters = [], []
     for group in optimizer.param_groups[:1]:
         device = group["params"][0].device
-        dtype = (
-            torch.float32 if group["params"][0].dtype in (torch.float16, torch.bfloat16) else torch.float64
-        )
+        dtype = torch.float32 if group["params"][0].dtype in (torch.float16, torch.bfloat16) else torch.float64
         fused = group.get("fused")
-        small = [
-            torch.linspace(-1, 1, 12, dtype=torch.float32 if fused else dtype, device=device).reshape(3, 4)
-        ]
+        small = [torch.linspace(-1, 1, 12, dtype=torch.float32 if fused else dtype, device=device).reshape(3, 4)]
         small.append(small[0].flip(0).clone())
         parameters += [p.requires_grad_() for p in small]
         probe.param_groups.append({**group, "params": small})

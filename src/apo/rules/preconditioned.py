@@ -68,9 +68,7 @@ class Preconditioned(Rule):
         if not isinstance(optimizer, Preconditioner):
             raise TypeError(f"optimizer must be an apo preconditioner, got {type(optimizer).__name__}")
         if patience < 1:
-            raise ValueError(
-                f"patience must be at least 1, got {patience}: use guard=False to hand over by step count"
-            )
+            raise ValueError(f"patience must be at least 1, got {patience}: use guard=False to hand over by step count")
         if warmup_interval is not None and warmup_interval < 1:
             raise ValueError(f"warmup_interval must be at least 1 or None, got {warmup_interval}")
         if warm_start is not None and not warm_start > 0:

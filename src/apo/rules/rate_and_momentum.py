@@ -49,9 +49,7 @@ class RateAndMomentum(Rule):
 
     fsd_weight = 10.0
 
-    def __init__(
-        self, optimizer: torch.optim.SGD, meta_optimizer: MetaOptimizerFactory | None = None
-    ) -> None:
+    def __init__(self, optimizer: torch.optim.SGD, meta_optimizer: MetaOptimizerFactory | None = None) -> None:
         if not isinstance(optimizer, torch.optim.SGD):
             raise TypeError(f"optimizer must be torch.optim.SGD, got {type(optimizer).__name__}")
         first = optimizer.param_groups[0]
@@ -75,9 +73,7 @@ class RateAndMomentum(Rule):
     def before_step(self) -> None:
         """Keep the momentum buffers, which the step overwrites."""
         state = self.optimizer.state
-        self.buffers = {
-            p: state[p]["momentum_buffer"].clone() for p in state if "momentum_buffer" in state[p]
-        }
+        self.buffers = {p: state[p]["momentum_buffer"].clone() for p in state if "momentum_buffer" in state[p]}
 
     def propose(self, theta: Mapping[Tensor, Tensor]) -> Proposal:
         """Look one step ahead."""
@@ -91,9 +87,7 @@ class RateAndMomentum(Rule):
     def coupled_weight_decay(self) -> list[float]:
         """Return the L2 coefficient of each moved parameter."""
         groups = self.optimizer.param_groups
-        return [
-            float(group["weight_decay"]) for group in groups for p in group["params"] if p.grad is not None
-        ]
+        return [float(group["weight_decay"]) for group in groups for p in group["params"] if p.grad is not None]
 
     def summary(self) -> dict[str, float]:
         """Return the momentum coefficient."""
@@ -104,9 +98,7 @@ class RateAndMomentum(Rule):
         super().load_state_dict(state)
         rate = math.exp(float(self._log_rate))
         for index, group in enumerate(self.optimizer.param_groups):
-            self.optimizer.param_groups[index] = ScheduledGroup(
-                group, self.optimizer, rate, float(group["lr"]) / rate
-            )
+            self.optimizer.param_groups[index] = ScheduledGroup(group, self.optimizer, rate, float(group["lr"]) / rate)
 
     def detach(self) -> None:
         """Turn the param groups back into plain ones."""
@@ -128,9 +120,7 @@ class _MomentumProposal(Proposal):
         mu, _ = self._momentum()
         # The step has left mu * b + g in the buffer; what the gradient (with its weight decay) added is g.
         states = [rule.optimizer.state[p] for p in parameters]
-        self._gradients = [
-            wide(s["momentum_buffer"]) - mu * b for s, b in zip(states, self._old, strict=True)
-        ]
+        self._gradients = [wide(s["momentum_buffer"]) - mu * b for s, b in zip(states, self._old, strict=True)]
 
     def displacement(self) -> list[Tensor]:
         """Return -eta (mu b + g)."""

@@ -33,19 +33,19 @@ class Rate(float):
         ('Rate', 'float')
     """
 
-    def __mul__(self, other: float) -> Rate:  # noqa: D105
+    def __mul__(self, other: float) -> Rate:
         return Rate(float(self) * other)
 
-    def __add__(self, other: float) -> Rate:  # noqa: D105
+    def __add__(self, other: float) -> Rate:
         return Rate(float(self) + other)
 
-    def __sub__(self, other: float) -> Rate:  # noqa: D105
+    def __sub__(self, other: float) -> Rate:
         return Rate(float(self) - other)
 
-    def __rsub__(self, other: float) -> Rate:  # noqa: D105
+    def __rsub__(self, other: float) -> Rate:
         return Rate(other - float(self))
 
-    def __truediv__(self, other: float) -> Rate:  # noqa: D105
+    def __truediv__(self, other: float) -> Rate:
         return Rate(float(self) / other)
 
     __rmul__ = __mul__
@@ -68,9 +68,7 @@ class ScheduledGroup(dict):
         factor: The schedule's factor to begin with.
     """
 
-    def __init__(
-        self, group: dict[str, Any], optimizer: Optimizer, learned: float, factor: float = 1.0
-    ) -> None:
+    def __init__(self, group: dict[str, Any], optimizer: Optimizer, learned: float, factor: float = 1.0) -> None:
         super().__init__(group)
         # Schedulers take this as their base; without it they would take the Rate, and look recursive.
         self.setdefault("initial_lr", float(group["lr"]))

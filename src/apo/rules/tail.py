@@ -36,9 +36,7 @@ State = dict[str, Any]
 
 def coupled_decay(optimizer: Optimizer, group: dict[str, Any]) -> float:
     """Return the coefficient of weight decay that the optimizer adds to the gradient (0 if its decay is decoupled)."""
-    decoupled = isinstance(optimizer, (torch.optim.AdamW, *_DECOUPLED)) or group.get(
-        "decoupled_weight_decay", False
-    )
+    decoupled = isinstance(optimizer, (torch.optim.AdamW, *_DECOUPLED)) or group.get("decoupled_weight_decay", False)
     known = type(optimizer).__module__.startswith("torch.optim")
     return 0.0 if decoupled or not known else float(group.get("weight_decay", 0.0))
 

@@ -18,9 +18,7 @@ __all__ = ["find_turning_point"]
 _POINTS_PER_DECADE = 8
 
 
-def find_turning_point(
-    slope: Callable[[float], float], start: float, bounds: tuple[float, float]
-) -> float | None:
+def find_turning_point(slope: Callable[[float], float], start: float, bounds: tuple[float, float]) -> float | None:
     r"""Find the rate at which the slope turns from negative to positive.
 
     Args:

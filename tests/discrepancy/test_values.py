@@ -1,0 +1,96 @@
+"""Each divergence against torch.distributions, in float64."""
+
+import pytest
+import torch
+from torch.distributions import Bernoulli, Categorical, Normal, kl_divergence
+
+from apo.discrepancy import BernoulliKL, CategoricalKL, GaussianKL, SquaredError
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_categorical_kl_is_the_kl_from_old_to_new():
+    new, old = normal(5, 7, seed=1), normal(5, 7, seed=2)
+    expected = kl_divergence(Categorical(logits=old), Categorical(logits=new)).mean()
+    torch.testing.assert_close(CategoricalKL()(new, old), expected)
+
+
+def test_categorical_kl_of_log_probabilities_equals_that_of_logits():
+    new, old = normal(5, 7, seed=1), normal(5, 7, seed=2)
+    torch.testing.assert_close(CategoricalKL()(new.log_softmax(-1), old), CategoricalKL()(new, old))
+
+
+@pytest.mark.parametrize(("dim", "to_last"), [(1, [0, 2, 3, 1]), (0, [1, 2, 3, 0]), (-2, [0, 1, 3, 2])])
+def test_categorical_kl_takes_the_classes_from_dim(dim, to_last):
+    new, old = normal(2, 3, 4, 5, seed=1), normal(2, 3, 4, 5, seed=2)
+    expected = CategoricalKL()(new.permute(to_last), old.permute(to_last))
+    torch.testing.assert_close(CategoricalKL(dim=dim)(new, old), expected)
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((4,), 0), ((3, 4), 1), ((3, 4, 5), 1), ((3, 4, 5, 2), 1)])
+def test_categorical_kl_follows_the_class_dimension_of_cross_entropy(shape, dim):
+    new, old = normal(*shape, seed=1), normal(*shape, seed=2)
+    torch.testing.assert_close(CategoricalKL("torch")(new, old), CategoricalKL(dim)(new, old))
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_bernoulli_kl_is_the_kl_from_old_to_new(reduction):
+    new, old = normal(5, 2, 3, seed=1), normal(5, 2, 3, seed=2)
+    elements = kl_divergence(Bernoulli(logits=old), Bernoulli(logits=new))
+    expected = elements.sum() / 5 if reduction == "sum" else elements.mean()
+    torch.testing.assert_close(BernoulliKL(reduction)(new, old), expected)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_gaussian_kl_with_learned_variance_is_the_kl_from_old_to_new(reduction):
+    new, old = (normal(5, 3, seed=1), normal(5, 3, seed=2)), (normal(5, 3, seed=3), normal(5, 3, seed=4))
+    before, after = (Normal(mean, (log_variance / 2).exp()) for mean, log_variance in (old, new))
+    elements = kl_divergence(before, after)
+    expected = elements.sum() / 5 if reduction == "sum" else elements.mean()
+    torch.testing.assert_close(GaussianKL(reduction=reduction)(new, old), expected)
+
+
+def test_gaussian_kl_with_known_variance_is_the_kl_from_old_to_new():
+    new, old = normal(5, 3, seed=1), normal(5, 3, seed=2)
+    expected = kl_divergence(Normal(old, 0.7**0.5), Normal(new, 0.7**0.5)).sum(dim=1).mean()
+    torch.testing.assert_close(GaussianKL(variance=0.7)(new, old), expected)
+
+
+def test_gaussian_kl_broadcasts_one_log_variance_over_the_means():
+    mean, old_mean, log_variance = normal(5, 3, seed=1), normal(5, 3, seed=2), normal(5, 1, seed=3)
+    expected = GaussianKL()((mean, log_variance.expand(5, 3)), (old_mean, log_variance.expand(5, 3)))
+    torch.testing.assert_close(GaussianKL()((mean, log_variance), (old_mean, log_variance)), expected)
+
+
+def test_squared_error_has_a_half_when_summed_and_none_when_averaged():
+    new, old = normal(5, 3, seed=1), normal(5, 3, seed=2)
+    torch.testing.assert_close(SquaredError()(new, old), ((new - old) ** 2).sum(dim=1).mean() / 2)
+    torch.testing.assert_close(SquaredError("mean")(new, old), torch.nn.functional.mse_loss(new, old))
+
+
+def test_categorical_kl_ignores_classes_excluded_at_both_weights():
+    new, old = normal(4, 5, seed=1), normal(4, 5, seed=2)
+    expected = CategoricalKL()(new, old)
+    excluded = torch.full((4, 2), -torch.inf, dtype=torch.float64)
+    new = torch.cat([new, excluded], dim=1).requires_grad_()
+    value = CategoricalKL()(new, torch.cat([old, excluded], dim=1))
+    torch.testing.assert_close(value, expected)
+    (gradient,) = torch.autograd.grad(value, new)
+    assert gradient.isfinite().all()
+    assert (gradient[:, 5:] == 0).all()
+
+
+def test_categorical_kl_is_infinite_where_the_new_weights_exclude_a_likely_class():
+    old = torch.zeros(1, 2)
+    assert CategoricalKL()(torch.tensor([[0.0, -torch.inf]]), old).isinf()
+
+
+def test_bernoulli_kl_of_certain_outcomes_is_finite():
+    old = torch.tensor([[torch.inf, -torch.inf, 2000.0]], dtype=torch.float64)
+    new = torch.tensor([[torch.inf, -torch.inf, 3.0]], dtype=torch.float64).requires_grad_()
+    value = BernoulliKL()(new, old)
+    torch.testing.assert_close(value, torch.nn.functional.softplus(torch.tensor(-3.0, dtype=torch.float64)))
+    (gradient,) = torch.autograd.grad(value, new)
+    assert gradient.isfinite().all()
