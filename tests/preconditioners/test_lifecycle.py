@@ -248,7 +248,7 @@ def test_refuses_options_that_make_no_sense(options, error, message):
 
 def test_refuses_options_of_a_group_that_make_no_sense():
     model = nn.Linear(2, 2)
-    with pytest.raises(ValueError, match="lr is -1.0"):
+    with pytest.raises(ValueError, match=r"lr is -1\.0"):
         Kronecker(model, params=[{"params": model.parameters(), "lr": -1.0}])
 
 

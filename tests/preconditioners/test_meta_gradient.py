@@ -136,9 +136,10 @@ def test_look_ahead_ignores_scale_momentum_clip_and_schedule():
         torch.testing.assert_close(displacement, -0.3 * p.grad, rtol=1e-13, atol=0)
 
 
-def test_pull_back_remembers_gradients_and_weights_of_the_displacement():
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_pull_back_remembers_gradients_and_weights_of_the_displacement(weight_decay):
     model, batch = build("mlp")
-    optimizer = Kronecker(model, weight_decay=0.1)
+    optimizer = Kronecker(model, weight_decay=weight_decay)
     scramble(optimizer)
     backward(model, batch)
     cotangents = [torch.randn_like(d) for d in optimizer.displacement()]
@@ -173,12 +174,13 @@ def test_following_the_meta_gradient_lowers_an_ill_conditioned_quadratic():
     curvature = torch.tensor([1.0, 100.0], dtype=torch.float64)
     theta = nn.Parameter(torch.ones(2, dtype=torch.float64))
     optimizer = Full(theta, lr=0.01)
-    losses = []
+    (factor,) = optimizer.factors()
+    meta, losses = torch.optim.Adam([factor], lr=0.03), []
     theta.grad = curvature * theta.detach()
-    for _ in range(200):
+    for _ in range(300):
         (displacement,) = optimizer.displacement()
         ahead = theta.detach() + displacement
         losses.append((0.5 * curvature * ahead.square()).sum())
-        (pulled,) = optimizer.pull_back([curvature * ahead])
-        optimizer.factors()[0].sub_(0.01 * pulled)
+        (factor.grad,) = optimizer.pull_back([curvature * ahead])
+        meta.step()
     assert losses[-1] < 1e-3 * losses[0]

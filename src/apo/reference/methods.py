@@ -111,16 +111,17 @@ def hessian_free(
         >>> hessian_free(lambda t: t.square().sum() / 2, torch.ones(2), wsd_weight=1.0)
         tensor([0.5000, 0.5000])
     """
-    point = theta.detach().requires_grad_()
-    (gradient,) = torch.autograd.grad(cost(point), point, create_graph=True)
 
     def damped_product(vector: Tensor) -> Tensor:
-        (product,) = torch.autograd.grad(gradient, point, vector, retain_graph=True, materialize_grads=True)
+        _, product = torch.autograd.functional.vhp(cost, theta, vector)
+        assert isinstance(product, Tensor)
         return product + wsd_weight * vector
 
+    gradient = torch.autograd.functional.jacobian(cost, theta)
+    assert isinstance(gradient, Tensor)
     solution = torch.zeros_like(theta)
-    residual = gradient.detach()
-    direction, limit = residual, tolerance * residual.norm()
+    residual = direction = gradient
+    limit = tolerance * gradient.norm()
     for _ in range(max_iterations or 2 * theta.numel()):
         if residual.norm() <= limit:
             break

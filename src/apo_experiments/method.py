@@ -1,0 +1,55 @@
+"""How it is trained: a method builds a stepper for a problem."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from apo_experiments.problem import Budget, Problem
+
+__all__ = ["Method", "Stepper"]
+
+
+class Stepper(ABC):
+    """One optimizer at work on one problem."""
+
+    @abstractmethod
+    def step(self, inputs: Any, target: Any) -> Tensor:
+        """Take one training step, schedule included, and return the loss, detached, on the device."""
+
+    @abstractmethod
+    def rate(self) -> float:
+        """Return the learning rate in force (of the first param group)."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that an exact resume needs beside the network's weights, as plain data."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly where :meth:`state_dict` was called; the network's weights have been loaded before."""
+
+    def telemetry(self) -> dict[str, float]:
+        """Return further figures for the record, such as the terms of Q at the last meta-step."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to train, with its hyperparameters and their defaults.
+
+    Attributes:
+        name: What the command line calls it.
+        summary: One line on what it is.
+        build: Makes a stepper from the problem, a complete set of hyperparameters and the budget.
+        defaults: All hyperparameters and their default values; ``--set`` accepts these keys and no others.
+    """
+
+    name: str
+    summary: str
+    build: Callable[[Problem, Mapping[str, Any], Budget], Stepper]
+    defaults: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,97 @@
+"""What is shown: one figure or table of the paper, at three scales."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from apo_experiments.problem import Problem
+
+__all__ = ["Entry", "Recipe", "Scale", "Setting"]
+
+SCALES = ("smoke", "cpu", "paper")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where a problem is built: what a task's ``build`` function receives beside its options."""
+
+    seed: int
+    device: torch.device
+    data_dir: Path | None
+
+
+@dataclass(frozen=True)
+class Scale:
+    """One size of a recipe.
+
+    Attributes:
+        epochs: How long to train.
+        seeds: How many seeds by default.
+        minutes: Roughly how long all methods and seeds take, on two cores (smoke, cpu) or one GPU (paper).
+        options: Options of the task at this scale (sizes of data and network, ``data="generated"`` for smoke, ...).
+        hyper: Hyperparameters that differ at this scale, by label of the entry: they overrule the entry's own.
+    """
+
+    epochs: int
+    seeds: int
+    minutes: float
+    options: Mapping[str, Any] = field(default_factory=dict)
+    hyper: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One method in a recipe: a line of its figure, a cell of its table.
+
+    Attributes:
+        label: Name within the recipe, what ``--method`` takes.
+        method: Name in :data:`apo_experiments.methods.METHODS`.
+        hyper: Hyperparameters in this recipe (chosen by the sweep, or the paper's).
+        grid: The paper's grid for ``apo sweep``.
+        options: Options of the task that differ for this entry (an ablation of the problem, 16-bit, ...).
+        paper: The paper's figure for the recipe's metric, if it gives one.
+    """
+
+    label: str
+    method: str
+    hyper: Mapping[str, Any] = field(default_factory=dict)
+    grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    paper: float | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One experiment of the paper.
+
+    Attributes:
+        name: What the command line calls it.
+        title: One line on what it shows.
+        paper: Which figure or table it repeats.
+        task: Builds the problem from its options.
+        defaults: All options of the task and their default values; ``--set`` accepts these keys too.
+        data: Names of the data sets it needs at scales other than smoke.
+        scales: Its three sizes.
+        entries: Its methods.
+        metric: The metric that the table shows, and ``goal`` whether "min" or "max" is better.
+        figure: Name of the figure in :mod:`apo_experiments.figures`.
+        notes: What the paper claims, and what a reader should know.
+    """
+
+    name: str
+    title: str
+    paper: str
+    task: Callable[[Mapping[str, Any], Setting], Problem]
+    defaults: Mapping[str, Any]
+    data: tuple[str, ...]
+    scales: Mapping[str, Scale]
+    entries: tuple[Entry, ...]
+    metric: str
+    goal: str
+    figure: str = "curves"
+    notes: str = ""
