@@ -250,5 +250,6 @@ def _check_loss(step: int, loss: float) -> None:
 
 def _to_floats(*tensors: Tensor) -> list[float]:
     """Bring several 0-dimensional tensors to the host, waiting for the device once."""
-    device = tensors[0].device
-    return torch.stack([tensor.detach().to(device, torch.float32) for tensor in tensors]).tolist()
+    # In double where one of them is: not every device has it.
+    dtype = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+    return torch.stack([tensor.detach().to(tensors[0].device, dtype) for tensor in tensors]).tolist()

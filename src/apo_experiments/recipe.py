@@ -81,12 +81,14 @@ class Recipe:
         metric: The metric that the table shows, and ``goal`` whether "min" or "max" is better.
         figure: Name of the figure in :mod:`apo_experiments.figures`.
         notes: What the paper claims, and what a reader should know.
+        compute: For what is no training run (Figure 1's exact updates): returns the rows of the record and the final
+            metrics from the options, the setting and the entry's hyperparameters. ``task`` is not called then.
     """
 
     name: str
     title: str
     paper: str
-    task: Callable[[Mapping[str, Any], Setting], Problem]
+    task: Callable[[Mapping[str, Any], Setting], Problem] | None
     defaults: Mapping[str, Any]
     data: tuple[str, ...]
     scales: Mapping[str, Scale]
@@ -95,3 +97,6 @@ class Recipe:
     goal: str
     figure: str = "curves"
     notes: str = ""
+    compute: Callable[[Mapping[str, Any], Setting, Mapping[str, Any]], tuple[list[dict[str, Any]], dict[str, float]]] | None = (
+        None
+    )

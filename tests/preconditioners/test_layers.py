@@ -145,6 +145,12 @@ def test_a_parametrised_weight_is_planned_where_its_original_is():
     assert sorted(covered) == sorted(id(p) for p in model.parameters())
 
 
+def test_a_bias_that_is_not_one_number_per_row_has_a_block_of_its_own():
+    model = nn.Linear(3, 2)
+    model.bias = nn.Parameter(torch.zeros(1))
+    assert shapes(model) == {"weight": ("Kronecker", (2, 3)), "bias": ("Diagonal", (1,))}
+
+
 def test_factors_follow_the_type_of_the_parameters():
     model = nn.Sequential(nn.Linear(2, 2).bfloat16(), nn.Linear(2, 2), nn.Linear(2, 2).double())
     types = [layer.block.factors["S"].dtype for layer in plan_layers(model)]

@@ -69,7 +69,7 @@ def clipped(updates: Sequence[Tensor], limit: float) -> list[Tensor]:
 def _gradient(p: Tensor, group: Mapping[str, Any]) -> Tensor | None:
     if p.grad is None:
         return None
-    gradient = p.grad
+    gradient = p.grad.to_dense() if p.grad.is_sparse else p.grad
     if group["weight_decay"] and not group["decoupled_weight_decay"]:
         gradient = gradient.add(p, alpha=group["weight_decay"])
     return gradient

@@ -1,0 +1,49 @@
+"""What identifies a run, and where it lives on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["RunConfig"]
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides the result of one training run.
+
+    Attributes:
+        recipe: Name of the recipe.
+        label: Label of its entry, which is also the name in tables and plots.
+        method: Name of the method.
+        scale: ``"smoke"``, ``"cpu"`` or ``"paper"``.
+        seed: Seed of the initial weights, the order of the data and dropout.
+        epochs: How long to train.
+        hyper: The complete hyperparameters of the method.
+        options: The complete options of the task.
+        device: Where it runs; not part of the identity.
+    """
+
+    recipe: str
+    label: str
+    method: str
+    scale: str
+    seed: int
+    epochs: int
+    hyper: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    device: str = "cpu"
+
+    def identity(self) -> str:
+        """Return a short hash of everything but the device: the same command finds its run again."""
+        content = asdict(self)
+        del content["device"]
+        return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:10]
+
+    def directory(self, root: Path) -> Path:
+        """Return the folder of the run below ``root``."""
+        return root / self.recipe / self.scale / self.label / f"seed{self.seed}-{self.identity()}"
