@@ -26,15 +26,19 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def run_all(todo: list[Job], processes: int) -> list[Run]:
-    print(f"{len(todo)} short trainings in {processes} processes ", end="", flush=True)
-    runs = []
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        for run in pool.map(train, todo):
-            runs.append(run)
-            if len(runs) % max(1, len(todo) // 40) == 0:
-                print(".", end="", flush=True)
+    print(f"{len(todo)} short trainings, {processes} at a time ", end="", flush=True)
+    if processes == 1:
+        runs = [_noted(run) for run in map(train, todo)]
+    else:
+        with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+            runs = [_noted(run) for run in pool.map(train, todo)]
     print()
     return runs
+
+
+def _noted(run: Run) -> Run:
+    print(".", end="", flush=True)
+    return run
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:

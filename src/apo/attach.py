@@ -50,7 +50,19 @@ def criterion(function: Callable[..., Tensor]) -> nn.Module:
     return FunctionalLoss(function)
 
 
-@dataclass
+@dataclass(frozen=True)
+class _Output:
+    """What a call of the network returned: its tensors, each with where it is and its version counter."""
+
+    value: Any
+    leaves: list[tuple[tuple[int | str, ...], Tensor, int]]
+
+    def unchanged(self) -> bool:
+        """Tell whether nothing was changed in place since: a replay would not repeat the change."""
+        return all(leaf._version == version for _, leaf, version in self.leaves)
+
+
+@dataclass(eq=False)
 class _Observed:
     """A loss that was computed, and the weight with which it was back-propagated (None: not at all, so far)."""
 
@@ -84,7 +96,7 @@ class Attached(Tuner):
                 "wrap it, criterion = apo.criterion(your_function), and call the wrapped one in the loop"
             )
         self._criterion = criterion
-        self._calls: list[tuple[Call, Any]] = []
+        self._calls: list[tuple[Call, _Output]] = []
         self._pending: Call | None = None
         self._observed: list[_Observed] = []
         function = criterion.function if isinstance(criterion, FunctionalLoss) else criterion
@@ -97,33 +109,28 @@ class Attached(Tuner):
         if self._criterion is not None:
             self._hooks.add(self._criterion.register_forward_hook, self._after_loss, with_kwargs=True)
 
-    def detach(self) -> None:
-        """Remove every hook; the optimizer stays, as an ordinary one at the rates in force."""
-        super().detach()
-        self._forget()
-
     def _before_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         if not (torch.is_grad_enabled() and self._wants_recording()):
             return
-        if self._starts_anew():
-            self._forget()  # of a step that a GradScaler left out
-        self._pending = Call(args, kwargs, RandomState.capture({p.device for p in self.model.parameters()}))
+        state = RandomState.capture({p.device for p in self.model.parameters()})
+        self._pending = Call(args, kwargs, state).sealed()
 
     def _after_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
         call, self._pending = self._pending, None
         if call is None:
             return
-        self._calls.append((call, output))
+        leaves = [(path, leaf, leaf._version) for path, leaf in _leaves(output)]
+        self._calls.append((call, _Output(output, leaves)))
         if self._criterion is None:
             self._observe(own_loss(output), Recording((call,), None, {}, (), self._autocast()), output)
 
     def _after_loss(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], loss: Tensor) -> None:
-        if not (self._calls and torch.is_grad_enabled() and loss.requires_grad and self._wants_recording()):
+        if not (self._calls and torch.is_grad_enabled() and self._wants_recording() and _has_gradient(loss)):
             return
         slots = tuple(_find_slots(args, kwargs, [output for _, output in self._calls]))
-        calls = tuple(call for call, _ in self._calls)
-        if len({slot.call for slot in slots}) == 1:  # the usual case: leave out the other calls
-            calls, slots = (calls[slots[0].call],), tuple(replace(slot, call=0) for slot in slots)
+        used = sorted({slot.call for slot in slots})
+        calls = tuple(self._calls[index][0] for index in used)
+        slots = tuple(replace(slot, call=used.index(slot.call)) for slot in slots)
         seen = {slot.position for slot in slots}
         rest = tuple(None if index in seen else value for index, value in enumerate(args))
         named = {name: None if name in seen else value for name, value in kwargs.items()}
@@ -133,11 +140,14 @@ class Attached(Tuner):
 
     def _observe(self, loss: Tensor, recording: Recording, prediction: Any) -> None:
         kept = tree_map(Tensor.detach, prediction) if self.fsd_batches.is_same else None
-        observed = _Observed(replace(recording, loss=loss.detach(), prediction=kept).sealed())
+        observed = _Observed(replace(recording, loss=loss.detach(), prediction=kept))
+        earlier = [other for other in self._observed if other.weight is not None]
         self._observed.append(observed)
 
         def note(weight: Tensor) -> None:
             observed.weight = weight.detach().clone()
+            if earlier and self._gradients_are_clear():  # they were of a step that a GradScaler left out
+                self._observed = [other for other in self._observed if other not in earlier]
 
         loss.register_hook(note)
 
@@ -164,12 +174,8 @@ class Attached(Tuner):
         total = torch.stack([weight.abs().sum() for weight in weights]).sum()
         return torch.where(total > 1.01 * len(weights), total, torch.ones_like(total))
 
-    def _starts_anew(self) -> bool:
-        return bool(self._observed) and all(
-            p.grad is None for group in self.optimizer.param_groups for p in group["params"]
-        )
-
     def _forget(self) -> None:
+        super()._forget()
         self._calls, self._observed, self._pending = [], [], None
 
     def _autocast(self) -> Autocast:
@@ -216,12 +222,19 @@ def attach(
     return Attached(optimizer, model, criterion, **options)
 
 
-def _find_slots(args: tuple, kwargs: Mapping[str, Any], outputs: list[Any]) -> Iterator[Slot]:
+def _has_gradient(loss: Any) -> bool:
+    if not isinstance(loss, Tensor):
+        raise TypeError(f"criterion must return a tensor, got {type(loss).__name__}: let it return the loss alone")
+    return loss.requires_grad
+
+
+def _find_slots(args: tuple, kwargs: Mapping[str, Any], outputs: list[_Output]) -> Iterator[Slot]:
     """Find which arguments of the criterion are outputs of the network, or reshapes of such."""
-    leaves = [(index, path, leaf) for index, output in enumerate(outputs) for path, leaf in _leaves(output)]
+    intact = [(index, output) for index, output in enumerate(outputs) if output.unchanged()]
+    leaves = [(index, path, leaf) for index, output in intact for path, leaf, _ in output.leaves]
     for position, value in [*enumerate(args), *kwargs.items()]:
         if not isinstance(value, Tensor):
-            whole = [index for index, output in enumerate(outputs) if output is value]
+            whole = [index for index, output in intact if output.value is value]
             if whole:
                 yield Slot(position, whole[-1])
             continue

@@ -29,7 +29,7 @@ from apo.objective import ProximalObjective, weight_decay_value
 from apo.records import MetaStep
 from apo.replay import Recording
 from apo.rules.base import Rule
-from apo.vectors import assign_, dot, move_, norm, wide
+from apo.vectors import assign_, move_, norm, wide
 
 __all__ = ["Engine"]
 
@@ -111,11 +111,8 @@ class Engine:
         assign_(parameters, origin)
         around = self._surroundings(parameters, origin, recordings)
         if step == 0:
-            with self._undisturbed():
-                rule.first_look(proposal, lambda displacement: self._look(displacement, around).gradient)
-        displacement = proposal.displacement()
-        with self._undisturbed():
-            ahead = self._look(displacement, around)
+            rule.first_look(proposal, lambda displacement: self._look(displacement, around).gradient)
+        ahead = self._look(proposal.displacement(), around)
         gradients = proposal.pull_back(ahead.gradient)
         loss, look_ahead_loss, fsd, wsd, meta_gradient_norm = _to_floats(
             _training_loss(recordings), ahead.loss, ahead.fsd, ahead.wsd, norm(gradients)
@@ -170,11 +167,9 @@ class Engine:
         parameters = around.parameters
         zero = torch.zeros((), device=parameters[0].device)
         loss, fsd = zero, zero
-        for parameter in parameters:
-            parameter.grad = None
         move_(parameters, around.origin, displacement)
         try:
-            with torch.enable_grad():
+            with self._undisturbed(), torch.enable_grad():
                 for recording in around.losses:
                     value, both = self._loss_and_same_batch_fsd(recording, around)
                     loss, fsd = loss + value, fsd + both
@@ -182,7 +177,7 @@ class Engine:
                     for recording, old in zip(around.fsd, around.old, strict=True):
                         new, _ = recording.evaluate(self.model, self.criterion)
                         fsd = fsd + self._backward_fsd(new, old, recording, around.scale)
-            gradient = [zero.expand_as(p) if p.grad is None else wide(p.grad) / around.scale for p in parameters]
+                gradient = [_gradient(p, around.scale) for p in parameters]
             loss = loss + weight_decay_value(parameters, around.decay)
             gradient = [
                 h + decay * wide(p.detach()) if decay else h
@@ -192,7 +187,7 @@ class Engine:
             assign_(parameters, around.origin)
         if self.objective.wsd_weight:
             gradient = [h + self.objective.wsd_weight * d for h, d in zip(gradient, displacement, strict=True)]
-        return _LookAhead(loss, fsd, 0.5 * dot(displacement, displacement), gradient)
+        return _LookAhead(loss, fsd, 0.5 * norm(displacement).square(), gradient)
 
     def _loss_and_same_batch_fsd(self, recording: Recording, around: _Surroundings) -> tuple[Tensor, Tensor]:
         """Back-propagate the loss of one batch and, if B' is B, the discrepancy of the same outputs."""
@@ -233,6 +228,14 @@ class Engine:
                 f"step {step} would make the weights infinite or NaN at learning rate {self.rule.rates()}, so they were "
                 "left as before: clip the gradients, or lower the optimizer's lr if warm_start is off"
             )
+
+
+def _gradient(parameter: Tensor, scale: float) -> Tensor:
+    """Return what the backward passes left in ``.grad``, without the factor of a GradScaler."""
+    if parameter.grad is None:
+        return torch.zeros_like(wide(parameter))
+    gradient = wide(parameter.grad)
+    return gradient if scale == 1.0 else gradient / scale
 
 
 def _training_loss(recordings: Sequence[Recording]) -> Tensor:

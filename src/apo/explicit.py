@@ -97,8 +97,9 @@ class APO(Tuner):
         Returns:
             The loss of the micro-batch, detached and without the weight.
         """
-        wanted = self._wants_recording()
-        recording = self._new_recording(inputs, target) if wanted else None
+        recording = self._new_recording(inputs, target) if self._wants_recording() else None
+        if self._recordings and self._gradients_are_clear():
+            self._recordings.clear()  # of a step that was not taken
         call = as_call(inputs)
         with torch.enable_grad():
             output = self.model(*call.args, **call.kwargs)
@@ -109,7 +110,5 @@ class APO(Tuner):
             (scaled if scaler is None else scaler.scale(scaled)).backward()
         if recording is not None:
             prediction = tree_map(Tensor.detach, output) if self.fsd_batches.is_same else None
-            self._recordings.append(
-                replace(recording, loss=loss.detach(), weight=weight, prediction=prediction).sealed()
-            )
+            self._recordings.append(replace(recording, loss=loss.detach(), weight=weight, prediction=prediction))
         return loss.detach()

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -137,9 +138,7 @@ class BatchStream(FSDBatches):
             self._source.load_state_dict(state["source"])  # type: ignore[attr-defined]
             self._iterator = None
             return
-        self._position = int(state["position"])
-        self._iterator = iter(self._source)
-        next(islice(self._iterator, self._position, self._position), None)
+        self._wind_to(int(state["position"]))
         if not isinstance(self._source, Sequence) and self._position:
             warnings.warn(
                 f"fsd_batch was wound forward by {self._position} batches: the resume is exact only if it yields the "
@@ -147,6 +146,22 @@ class BatchStream(FSDBatches):
                 ApoWarning,
                 stacklevel=2,
             )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BatchStream:
+        """Copy the place in the stream, not the data; a source that keeps its own place is copied."""
+        if isinstance(self._source, Iterator):
+            raise TypeError("fsd_batch is an iterator and cannot be copied: pass an iterable that can be started again")
+        stateful = _is_stateful(self._source)
+        twin = BatchStream(copy.deepcopy(self._source, memo) if stateful else self._source, self._record)
+        memo[id(self)] = twin
+        twin._record = copy.deepcopy(self._record, memo)
+        if not stateful:
+            twin._wind_to(self._position)
+        return twin
+
+    def _wind_to(self, position: int) -> None:
+        self._iterator, self._position = iter(self._source), position
+        next(islice(self._iterator, position, position), None)
 
 
 def _is_stateful(source: object) -> bool:

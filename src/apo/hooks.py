@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.utils.hooks import RemovableHandle
 
 __all__ = ["Hooks"]
@@ -48,7 +49,8 @@ class Hooks:
 
     def add(self, register: Callable[..., RemovableHandle], function: Callable[..., Any], **options: Any) -> None:
         """Register a hook through a ``register_*_hook`` method."""
-        self._handles.append(register(_Hook(function), **options))
+        # A compiler that traced into a hook would make its effects part of a graph.
+        self._handles.append(register(_Hook(torch.compiler.disable(function)), **options))
 
     def remove(self) -> None:
         """Take all hooks off."""

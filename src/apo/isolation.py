@@ -56,17 +56,16 @@ def undisturbed(modules: Iterable[nn.Module], parameters: Iterable[Tensor]) -> I
         modules: The network and, where it is one, the criterion.
         parameters: Parameters to protect beside those of the modules (the optimizer's own).
     """
-    modules = list(modules)
-    tensors = {id(p): p for module in modules for p in module.parameters()}
+    owners = [owner for module in modules for owner in module.modules()]  # walked once: it is what costs time here
+    tensors = {id(p): p for owner in owners for p in owner._parameters.values() if p is not None}
     tensors |= {id(p): p for p in parameters}
     buffers = [
         (owner, name, buffer, buffer.clone())
-        for module in modules
-        for owner in module.modules()
+        for owner in owners
         for name, buffer in owner._buffers.items()
         if buffer is not None
     ]
-    modes = [(owner, owner.training) for module in modules for owner in module.modules()]
+    modes = [(owner, owner.training) for owner in owners]
     gradients = [(p, p.grad) for p in tensors.values()]
     random_state = RandomState.capture({p.device for p in tensors.values()})
     for parameter, _ in gradients:
@@ -76,9 +75,15 @@ def undisturbed(modules: Iterable[nn.Module], parameters: Iterable[Tensor]) -> I
     finally:
         with torch.no_grad():
             for owner, name, buffer, value in buffers:
-                owner._buffers[name] = buffer.copy_(value)
+                owner._buffers[name] = buffer if _is_expanded(buffer) else buffer.copy_(value)
         for owner, training in modes:
-            owner.training = training
+            if owner.training != training:
+                owner.training = training
         for parameter, gradient in gradients:
             parameter.grad = gradient
         random_state.restore()
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    """Tell whether elements share memory, as ``expand`` makes them: torch lets nobody write into such a tensor."""
+    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

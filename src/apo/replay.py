@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -53,21 +53,46 @@ class Autocast:
     def active(self) -> Iterator[None]:
         """Enter this state.
 
-        Autocast caches the 16-bit copies of the weights until its outermost region ends. The weights have moved, so
-        the cache must not be used: a stale copy would silently evaluate the network at the old weights.
+        Autocast caches the 16-bit copies of the weights until its outermost region ends. The weights move before and
+        after, so the cache is emptied: a stale copy would silently evaluate the network at other weights. (Switching
+        the cache off instead would have a compiled network compiled once more.)
         """
         torch.clear_autocast_cache()
-        with torch.autocast(self.device_type, dtype=self.dtype, enabled=self.enabled, cache_enabled=False):
-            yield
+        try:
+            with torch.autocast(self.device_type, dtype=self.dtype, enabled=self.enabled):
+                yield
+        finally:
+            torch.clear_autocast_cache()
 
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of one call of the network, with the random state it started from (None: the current one)."""
+    """The arguments of one call of the network, with the random state it started from (None: the current one).
+
+    ``versions`` are the version counters of its tensors, to notice a batch that was changed in place.
+    """
 
     args: tuple
     kwargs: dict[str, Any]
     random_state: RandomState | None = None
+    versions: tuple[int, ...] = ()
+
+    def sealed(self) -> Call:
+        """Note the version counters of all tensors."""
+        return replace(self, versions=self._versions())
+
+    def check_unchanged(self) -> None:
+        """Raise if a tensor of the batch was changed in place since :meth:`sealed`."""
+        if self.versions and self.versions != self._versions():
+            raise ReplayError(
+                "the training batch was changed in place by the network or before optimizer.step(), "
+                "so it cannot be evaluated again: clone it before changing it"
+            )
+
+    def _versions(self) -> tuple[int, ...]:
+        versions: list[int] = []
+        tree_map(lambda tensor: versions.append(tensor._version), (self.args, self.kwargs))
+        return tuple(versions)
 
 
 @dataclass(frozen=True)
@@ -107,7 +132,6 @@ class Recording:
         loss: Value of the loss in training, detached.
         weight: Factor of this loss in what was back-propagated (1/n for n accumulated micro-batches).
         prediction: What the criterion saw in training, detached; kept only where it is needed.
-        versions: Version counters of the tensors, to notice a batch that was changed in place.
     """
 
     calls: tuple[Call, ...]
@@ -118,7 +142,6 @@ class Recording:
     loss: Tensor | None = None
     weight: float | Tensor = 1.0
     prediction: Any = None
-    versions: tuple[int, ...] = field(default=())
 
     def evaluate(self, model: nn.Module, criterion: Callable | None) -> tuple[Any, Tensor | None]:
         """Run the network and the criterion again.
@@ -156,17 +179,10 @@ class Recording:
         """Have every call of the network start from this random state."""
         return replace(self, calls=tuple(replace(call, random_state=random_state) for call in self.calls))
 
-    def sealed(self) -> Recording:
-        """Note the version counters of all tensors."""
-        return replace(self, versions=self._versions())
-
     def check_unchanged(self) -> None:
-        """Raise if a tensor of the batch was changed in place since :meth:`sealed`."""
-        if self.versions and self.versions != self._versions():
-            raise ReplayError(
-                "the training batch was changed in place between its forward pass and optimizer.step(), "
-                "so it cannot be evaluated again: clone it before changing it"
-            )
+        """Raise if a tensor of the batch was changed in place since it was recorded."""
+        for call in self.calls:
+            call.check_unchanged()
 
     def as_inputs(self) -> Recording:
         """Return a copy that owns its tensors, without random state and training loss: a batch for the FSD term."""
@@ -196,13 +212,6 @@ class Recording:
             slots=tuple(Slot(position, call, tuple(path), shape) for position, call, path, shape in state["slots"]),
             autocast=Autocast(*state["autocast"]),
         )
-
-    def _versions(self) -> tuple[int, ...]:
-        versions: list[int] = []
-        note = lambda tensor: versions.append(tensor._version)  # noqa: E731
-        for call in self.calls:
-            tree_map(note, (call.args, call.kwargs))
-        return tuple(versions)
 
 
 def _call(model: nn.Module, call: Call) -> Any:

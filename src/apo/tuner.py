@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,9 @@ from apo.rules.choice import as_rule
 from apo.vectors import assign_
 
 __all__ = ["Tuner"]
+
+#: The optimizers that have a tuner now: a second one would take the first one's steps for the optimizer's own.
+_TUNED: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class Tuner:
@@ -53,6 +57,9 @@ class Tuner:
         skipped_meta_updates: How many meta-gradients were not finite.
     """
 
+    #: Whether some tuner runs the network now: such passes are no training, whoever watches the same network.
+    _replaying: ClassVar[bool] = False
+
     def __init__(
         self,
         model: nn.Module,
@@ -74,6 +81,10 @@ class Tuner:
             raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
             raise ValueError(f"interval must be a whole number of at least 1, got {interval!r}")
+        if (rule.optimizer if isinstance(rule, Rule) else rule) in _TUNED:
+            raise ValueError(
+                "optimizer already has a tuner: use that one, or call its detach() before building another"
+            )
         self.model = model
         self.rule = as_rule(rule)
         self.interval = interval
@@ -96,7 +107,7 @@ class Tuner:
         self._theta: dict[Tensor, Tensor] | None = None
         self._warned: set[str] = set()
         self._loaded: dict[str, Any] | None = None
-        self._busy = False
+        self._left_out = False
         self._hooks = Hooks()
         self._install_hooks()
 
@@ -122,8 +133,9 @@ class Tuner:
     def detach(self) -> None:
         """Remove every hook; the optimizer stays, as an ordinary one at the rates in force."""
         self._hooks.remove()
+        _TUNED.discard(self.optimizer)
         self.rule.detach()
-        self._recordings.clear()
+        self._forget()
 
     def __enter__(self) -> Tuner:
         """Return the tuner; leaving the block detaches it."""
@@ -147,6 +159,7 @@ class Tuner:
 
     def _install_hooks(self) -> None:
         optimizer, hooks = self.optimizer, self._hooks
+        _TUNED.add(optimizer)
         hooks.add(optimizer.register_step_pre_hook, self._before_step)
         hooks.add(optimizer.register_step_post_hook, self._after_step)
         hooks.add(optimizer.register_state_dict_post_hook, self._after_state_dict)
@@ -155,13 +168,14 @@ class Tuner:
 
     def _wants_recording(self) -> bool:
         """Whether this iteration's forward pass will be needed: by its own meta-step, or as B' of the next one."""
-        if self._busy:
+        if Tuner._replaying:
             return False
         return self.is_meta_step() or (self.fsd_batches.keeps_previous and self.is_meta_step(self.steps + 1))
 
     def _before_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
         self.rule.before_any_step()
-        if not self.is_meta_step() or _unscale_fused(optimizer):
+        self._left_out = self.is_meta_step() and _unscale_fused(optimizer)
+        if self._left_out or not self.is_meta_step():
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._theta = {p: p.detach().clone() for p in parameters}
@@ -169,7 +183,10 @@ class Tuner:
 
     def _after_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
         theta, self._theta = self._theta, None
-        self._busy = True
+        if self._left_out:
+            self._forget()  # a fused optimizer found an overflow and stayed where it was: the step does not count
+            return
+        Tuner._replaying = True
         try:
             recordings = self._used_recordings()
             if theta is not None:
@@ -177,13 +194,23 @@ class Tuner:
         except BaseException:
             if theta is not None:
                 assign_(list(theta), list(theta.values()))  # leave the last good weights behind
+                self.rule.break_off()
             raise
         finally:
-            self._busy = False
+            Tuner._replaying = False
         if recordings and self.fsd_batches.keeps_previous and self.is_meta_step(self.steps + 1):
             self.fsd_batches.keep(recordings[-1])
-        self._recordings.clear()
+        self._forget()
         self.steps += 1
+
+    def _forget(self) -> None:
+        """Drop what is known of the forward passes of this iteration."""
+        self._recordings.clear()
+
+    def _gradients_are_clear(self) -> bool:
+        """Tell whether accumulation begins anew: asked only if an earlier pass of this iteration is known."""
+        gradients = (p.grad for group in self.optimizer.param_groups for p in group["params"])
+        return not any(gradient is not None and bool(gradient.any()) for gradient in gradients)
 
     def _used_recordings(self) -> list[Recording]:
         """Return the forward passes whose gradients the step has used."""
@@ -276,11 +303,11 @@ class Tuner:
         self.rule.load_state_dict(loaded["rule"])
         self.fsd_batches.load_state_dict(loaded["fsd_batches"], self.device)
         self.history.load_state_dict(loaded["history"])
-        self._recordings.clear()
+        self._forget()
 
     def _new_recording(self, inputs: Any, target: Any) -> Recording:
         """Describe an explicit training pass: the network on ``inputs``, the criterion on its output and ``target``."""
-        call = as_call(inputs, RandomState.capture({p.device for p in self.model.parameters()}))
+        call = as_call(inputs, RandomState.capture({p.device for p in self.model.parameters()})).sealed()
         autocast = Autocast.capture(self.device.type)
         if self.engine.criterion is None:
             return Recording((call,), None, {}, (), autocast)

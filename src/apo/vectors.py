@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["assign_", "clones", "differences", "dot", "move_", "norm", "wide"]
+__all__ = ["advance_", "assign_", "clones", "differences", "dot", "dots", "move_", "norm", "wide"]
 
 Vector = Sequence[Tensor]
 
@@ -38,8 +38,16 @@ def assign_(target: Vector, source: Vector) -> None:
 @torch.no_grad()
 def move_(target: Vector, origin: Vector, displacement: Vector) -> None:
     """Set ``target`` to ``origin + displacement`` in place, rounding once."""
-    for tensor, start, delta in zip(target, origin, displacement, strict=True):
-        tensor.copy_(wide(start) + delta)
+    if target:
+        torch._foreach_copy_(list(target), list(origin))  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_add_(list(target), list(displacement))  # pyright: ignore[reportPrivateImportUsage]
+
+
+@torch.no_grad()
+def advance_(target: Vector, direction: Vector, rate: float) -> None:
+    """Add ``rate * direction`` to ``target`` in place, rounding once."""
+    if target:
+        torch._foreach_add_(list(target), list(direction), alpha=rate)  # pyright: ignore[reportPrivateImportUsage]
 
 
 @torch.no_grad()
@@ -53,14 +61,18 @@ def differences(left: Vector, right: Vector, divisor: float = 1.0) -> list[Tenso
     return list(result)
 
 
+def dots(left: Vector, right: Vector) -> Tensor:
+    """Return the inner products of the parts of two vectors, shape ``[parts]``."""
+    if not left:
+        return torch.zeros(0)
+    return torch.stack(
+        [torch.dot(wide(one).reshape(-1), wide(other).reshape(-1)) for one, other in zip(left, right, strict=True)]
+    )
+
+
 def dot(left: Vector, right: Vector) -> Tensor:
     """Return the inner product of two vectors as a 0-dimensional tensor."""
-    if not left:
-        return torch.zeros(())
-    products = [
-        torch.dot(wide(one).reshape(-1), wide(other).reshape(-1)) for one, other in zip(left, right, strict=True)
-    ]
-    return torch.stack(products).sum()
+    return dots(left, right).sum()
 
 
 def norm(tensors: Vector) -> Tensor:

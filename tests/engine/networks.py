@@ -12,16 +12,16 @@ Batch = tuple[Tensor, Tensor]
 
 
 def norm_and_dropout() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(0.3), nn.Linear(6, 3))
+    return nn.Sequential(nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(0.3), nn.Linear(6, 3))
 
 
 def convolutions() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 4, 3),
+        nn.Conv2d(1, 4, 3, bias=False),  # a bias before BatchNorm would have no gradient at all
         nn.BatchNorm2d(4),
         nn.Tanh(),
         nn.Dropout2d(0.2),
-        nn.Conv2d(4, 2, 2, bias=False),
+        nn.Conv2d(4, 2, 2),
         nn.Flatten(),
         nn.Linear(2 * 3 * 3, 3),
     )

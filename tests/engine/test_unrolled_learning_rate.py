@@ -203,7 +203,7 @@ def test_groups_in_a_fixed_ratio_share_one_derivative():
     model = networks.build("norm-and-dropout")
     parameters = list(model.parameters())
     optimizer = torch.optim.Adam([{"params": parameters[:2], "lr": 0.04}, {"params": parameters[2:]}], lr=0.01)
-    first = {"0.weight", "0.bias"}
+    first = {"0.weight", "1.weight"}
     tuner = apo.APO(model, rule_for(optimizer), loss=F.cross_entropy, interval=3)
 
     def build(model, optimizer, gradient):

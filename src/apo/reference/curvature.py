@@ -139,7 +139,7 @@ def _jacobian(model_fn: ModelFunction, theta: Tensor, inputs: Any) -> Tensor:
 
 def _output_fisher(z: Tensor, distribution: str, variance: float) -> Tensor:
     """Sum score times score over every outcome, for one example's outputs ``[d]``."""
-    identity = torch.eye(z.numel(), dtype=z.dtype)
+    identity = torch.eye(z.numel(), dtype=z.dtype, device=z.device)
     if distribution == "categorical":
         p = torch.softmax(z, dim=-1)
         return sum((p[c] * torch.outer(identity[c] - p, identity[c] - p) for c in range(len(p))), 0 * identity)

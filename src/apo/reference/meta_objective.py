@@ -62,5 +62,5 @@ def optimal_preconditioner(curvature: Tensor, *, fsd_weight: float, wsd_weight: 
         tensor([[0.5000, 0.0000],
                 [0.0000, 0.5000]])
     """
-    identity = torch.eye(curvature.shape[0], dtype=curvature.dtype)
+    identity = torch.eye(curvature.shape[0], dtype=curvature.dtype, device=curvature.device)
     return torch.linalg.inv(fsd_weight * curvature + wsd_weight * identity)

@@ -40,7 +40,7 @@ def quadratic_proximal(
         >>> quadratic_proximal(torch.zeros(2), torch.ones(2), torch.eye(2), fsd_weight=1.0, wsd_weight=1.0)
         tensor([-0.5000, -0.5000])
     """
-    damped = fsd_weight * curvature + wsd_weight * torch.eye(theta.numel(), dtype=theta.dtype)
+    damped = fsd_weight * curvature + wsd_weight * torch.eye(theta.numel(), dtype=theta.dtype, device=theta.device)
     return theta - torch.linalg.solve(damped, gradient)
 
 

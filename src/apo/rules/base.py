@@ -100,6 +100,9 @@ class Rule(ABC):
     def before_step(self) -> None:
         """Prepare the optimizer for the step of a meta-iteration."""
 
+    def break_off(self) -> None:
+        """Undo :meth:`before_step`: the iteration ends in an error."""
+
     def first_look(self, proposal: Proposal, probe: Probe) -> None:
         """Find the scale of phi on the first meta-iteration, before any weight has moved."""
 

@@ -28,10 +28,10 @@ from torch.optim import Optimizer
 
 from apo.rules.base import MetaOptimizerFactory, Probe, Proposal, Rule
 from apo.rules.linearity import check_linear_in_lr
-from apo.rules.schedule import ScheduledGroup
+from apo.rules.schedule import ScheduledGroup, base_rate
 from apo.rules.tail import coupled_decay, has_tail, tail_direction
 from apo.rules.warm_start import find_turning_point
-from apo.vectors import differences, dot, wide
+from apo.vectors import advance_, differences, dot, dots
 
 __all__ = ["LearningRate"]
 
@@ -105,6 +105,7 @@ class LearningRate(Rule):
         self._groups: list[ScheduledGroup] = []
         self._phi: list[Tensor] = []
         self._ratios: list[float] = []  # rate of each group relative to its phi
+        self._first_rate = 1.0  # what the user gave the first group
         self._fresh: set[Tensor] = set()
         self._measuring = False
         self._adopt_groups()
@@ -156,28 +157,35 @@ class LearningRate(Rule):
         for group in self._groups:
             group.use(self._measuring_rate(group))
 
+    def break_off(self) -> None:
+        """Show the rate in force again."""
+        self._show()
+
     def propose(self, theta: Mapping[Tensor, Tensor]) -> Proposal:
         """Measure the step d and look ahead along it or along the tail."""
         self._show()
-        directions, ahead, owners = [], [], []
+        steps, owners = [], []
         for index, group in enumerate(self._groups):
             members = [p for p in group["params"] if p.grad is not None]
-            steps = differences(members, [theta[p] for p in members], divisor=self._measuring_rate(group))
-            directions += steps
+            steps += differences(members, [theta[p] for p in members], divisor=self._measuring_rate(group))
             owners += [index] * len(members)
-            if self.look_ahead == "tail":
-                steps = [tail_direction(self.optimizer, group, theta[p], p, p in self._fresh) for p in members]
-            ahead += steps
-        return _RateProposal(self, ahead, directions, owners)
+        return _RateProposal(self, theta, steps, owners)
+
+    def tail(self, theta: Mapping[Tensor, Tensor], parameter: Tensor, group: int) -> Tensor:
+        """Return the tail of one parameter per unit of the rate; the optimizer has stepped."""
+        return tail_direction(
+            self.optimizer, self._groups[group], theta[parameter], parameter, parameter in self._fresh
+        )
 
     def first_look(self, proposal: Proposal, probe: Probe) -> None:
         """Search for the rate at which the look-ahead turns from better to worse; start at a tenth of it."""
         if not self.warm_start:
             return
-        start, ahead = self.learned_rates()[0], proposal.displacement()
+        assert isinstance(proposal, _RateProposal)
+        start = self.learned_rates()[0]
 
         def slope(rate: float) -> float:
-            displacement = [delta * (rate / start) for delta in ahead]
+            displacement = proposal.displacement(rate / start)
             return float(dot(probe(displacement), displacement))
 
         turning_point = find_turning_point(slope, start, self.bounds)
@@ -223,6 +231,8 @@ class LearningRate(Rule):
 
     def detach(self) -> None:
         """Turn the param groups back into plain ones that keep the rates in force."""
+        if self._measuring:  # the step before was broken off
+            self._show()
         for index, group in enumerate(self._groups):
             self.optimizer.param_groups[index] = group.plain()
         self._groups = []
@@ -236,6 +246,7 @@ class LearningRate(Rule):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the learned rates back; the optimizer's param groups have been replaced by loaded ones."""
+        self._adopt_groups()  # those that were added since the last step
         super().load_state_dict(state)
         self._ratios = list(state["ratios"])
         self._groups = []
@@ -243,8 +254,9 @@ class LearningRate(Rule):
 
     def adopt_optimizer_state(self) -> None:
         """Take the rates of a loaded optimizer that knew nothing of apo as the learned ones."""
-        rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        rates = [base_rate(group, self.optimizer) for group in self.optimizer.param_groups]
         self._groups = []
+        self._first_rate = rates[0]
         self._ratios = [1.0 if self.per_group else rate / rates[0] for rate in rates]
         with torch.no_grad():
             for parameter, rate in zip(self._phi, rates, strict=False):
@@ -270,53 +282,65 @@ class LearningRate(Rule):
             if index >= len(self._ratios):
                 self._learn_rate_of(group, index)
             rate = math.exp(float(self._phi_of(index))) * self._ratios[index]
-            adopted = ScheduledGroup(group, self.optimizer, rate, factors[index] if factors else 1.0)
+            adopted = ScheduledGroup(group, self.optimizer, rate, factors[index] if factors else None)
             self.optimizer.param_groups[index] = adopted
             self._groups.append(adopted)
 
     def _learn_rate_of(self, group: Mapping[str, Any], index: int) -> None:
-        rate = float(group["lr"])
+        rate = base_rate(group, self.optimizer)
         if not (math.isfinite(rate) and rate > 0):
             raise ValueError(f"lr of param group {index} must be positive, got {rate}: apo learns its logarithm")
+        if not self._phi:
+            self._first_rate = rate
         if not self._phi or self.per_group:
             self._phi.append(torch.tensor(math.log(rate), dtype=torch.float64))
             self._ratios.append(1.0)
-            if index and len(self._groups) == index and hasattr(self, "meta_optimizer"):
-                self.meta_optimizer.add_param_group({"params": [self._phi[-1]]})
+            if hasattr(self, "meta_optimizer"):  # one group, as if it had been there from the start
+                self.meta_optimizer.param_groups[0]["params"].append(self._phi[-1])
         else:
-            first = float(self._groups[0]["initial_lr"])
-            self._ratios.append(rate / first)
+            self._ratios.append(rate / self._first_rate)
 
 
 class _RateProposal(Proposal):
     """A look-ahead along a direction that does not depend on the rate."""
 
-    def __init__(self, rule: LearningRate, ahead: list[Tensor], steps: list[Tensor], owners: list[int]) -> None:
+    def __init__(
+        self, rule: LearningRate, theta: Mapping[Tensor, Tensor], steps: list[Tensor], owners: list[int]
+    ) -> None:
         self._rule = rule
-        self._ahead = ahead  # look-ahead direction of each moved parameter, per unit of the rate
-        self._steps = steps  # the optimizer's own step of each, per unit of the rate
+        self._theta = theta
+        self._steps = steps  # the optimizer's own step of each moved parameter, per unit of the rate
         self._owners = owners  # its param group
         self._parameters = rule.moved()
+        self._last: tuple[list[float], list[Tensor]] | None = None  # scales and displacement
 
-    def displacement(self) -> list[Tensor]:
-        """Return eta / sigma times the look-ahead direction."""
-        scales = [rate / self._rule.over_relaxation for rate in self._rule.learned_rates()]
-        return [step * scales[owner] for step, owner in zip(self._ahead, self._owners, strict=True)]
+    def displacement(self, factor: float = 1.0) -> list[Tensor]:
+        """Return eta / sigma times the look-ahead direction, with eta scaled by ``factor``.
+
+        Only the displacement is kept: the tail it is made of would be one vector more while the network runs.
+        """
+        scales = [factor * rate / self._rule.over_relaxation for rate in self._rule.learned_rates()]
+        if self._last is None or self._last[0] != scales:
+            self._last = None
+            self._last = scales, [self._direction(i) * scales[owner] for i, owner in enumerate(self._owners)]
+        return self._last[1]
+
+    def _direction(self, index: int) -> Tensor:
+        """Return the look-ahead direction of one parameter, per unit of the rate."""
+        if self._rule.look_ahead == "step":
+            return self._steps[index]
+        return self._rule.tail(self._theta, self._parameters[index], self._owners[index])
 
     def pull_back(self, cotangent: Sequence[Tensor]) -> list[Tensor]:
         """Return <h, Delta> over the parameters of each phi."""
-        displacement = self.displacement()
+        slopes = dots(cotangent, self.displacement())
         if not self._rule.per_group:
-            return [dot(cotangent, displacement)]
-        gradients = []
-        for index in range(len(self._rule.phi())):
-            mine = [i for i, owner in enumerate(self._owners) if owner == index]
-            gradients.append(dot([cotangent[i] for i in mine], [displacement[i] for i in mine]))
-        return gradients
+            return [slopes.sum()]
+        owners = torch.tensor(self._owners, device=slopes.device)
+        return [slopes[owners == index].sum() for index in range(len(self._rule.phi()))]
 
-    @torch.no_grad()
     def take_step(self) -> None:
         """Move by the optimizer's own step at the rate in force now."""
-        rates = self._rule.rates()
-        for parameter, step, owner in zip(self._parameters, self._steps, self._owners, strict=True):
-            parameter.copy_(torch.add(wide(parameter), step, alpha=rates[owner]))
+        for index, rate in enumerate(self._rule.rates()):
+            mine = [i for i, owner in enumerate(self._owners) if owner == index]
+            advance_([self._parameters[i] for i in mine], [self._steps[i] for i in mine], rate)

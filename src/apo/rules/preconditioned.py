@@ -117,6 +117,10 @@ class Preconditioned(Rule):
         """Hold the optimizer's step back until P has been updated."""
         self.optimizer.deferred = True
 
+    def break_off(self) -> None:
+        """Give the optimizer its step back."""
+        self.optimizer.deferred = False
+
     def propose(self, theta: Mapping[Tensor, Tensor]) -> Proposal:
         """Look ahead along the preconditioned gradient."""
         self.optimizer.deferred = False

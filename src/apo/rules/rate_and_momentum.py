@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from apo.rules.base import MetaOptimizerFactory, Proposal, Rule
-from apo.rules.schedule import ScheduledGroup
+from apo.rules.schedule import ScheduledGroup, base_rate
 from apo.vectors import dot, wide
 
 __all__ = ["RateAndMomentum"]
@@ -55,13 +55,13 @@ class RateAndMomentum(Rule):
         first = optimizer.param_groups[0]
         if not 0 < first["momentum"] < 1 or first["nesterov"] or first["dampening"]:
             raise ValueError("optimizer must have 0 < momentum < 1, nesterov=False and dampening=0")
+        rate, momentum = base_rate(first, optimizer), first["momentum"]
+        if not rate > 0:
+            raise ValueError(f"lr of optimizer must be positive, got {rate}: apo learns its logarithm")
         self.optimizer = optimizer
-        self.optimizer.param_groups[:] = [
-            ScheduledGroup(group, optimizer, first["lr"]) for group in optimizer.param_groups
-        ]
-        momentum = first["momentum"]
-        self._log_rate = torch.tensor(math.log(first["lr"]), dtype=torch.float64)
+        self._log_rate = torch.tensor(math.log(rate), dtype=torch.float64)
         self._logit = torch.tensor(math.log(momentum / (1 - momentum)), dtype=torch.float64)
+        self._adopt_groups()
         factory = meta_optimizer or functools.partial(torch.optim.Adam, lr=0.05, betas=(0.0, 0.99))
         self.meta_optimizer = factory(self.phi())
         self.buffers: dict[Tensor, Tensor] = {}
@@ -93,20 +93,49 @@ class RateAndMomentum(Rule):
         """Return the momentum coefficient."""
         return {"momentum": float(torch.sigmoid(self._logit))}
 
+    def before_any_step(self) -> None:
+        """Take in new param groups and what schedulers wrote."""
+        self._adopt_groups()
+        for group in self._groups():
+            group.settle()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return phi, the meta-optimizer and the schedule's factors."""
+        return super().state_dict() | {"factors": [group.factor for group in self._groups()]}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take phi back; the optimizer's groups have been loaded and are plain again."""
         super().load_state_dict(state)
-        rate = math.exp(float(self._log_rate))
-        for index, group in enumerate(self.optimizer.param_groups):
-            self.optimizer.param_groups[index] = ScheduledGroup(group, self.optimizer, rate, float(group["lr"]) / rate)
+        self._adopt_groups(state["factors"])
+
+    def adopt_optimizer_state(self) -> None:
+        """Take the rate and momentum of a loaded optimizer that knew nothing of apo as the learned ones."""
+        first = self.optimizer.param_groups[0]
+        with torch.no_grad():
+            self._log_rate.fill_(math.log(base_rate(first, self.optimizer)))
+            self._logit.fill_(math.log(first["momentum"] / (1 - first["momentum"])))
+        self._adopt_groups()
 
     def detach(self) -> None:
         """Turn the param groups back into plain ones."""
-        self.optimizer.param_groups[:] = [group.plain() for group in self.optimizer.param_groups]  # type: ignore
+        self.optimizer.param_groups[:] = [
+            group.plain() if isinstance(group, ScheduledGroup) else group for group in self.optimizer.param_groups
+        ]
+
+    def _groups(self) -> list[ScheduledGroup]:
+        return [group for group in self.optimizer.param_groups if isinstance(group, ScheduledGroup)]
+
+    def _adopt_groups(self, factors: Sequence[float] = ()) -> None:
+        """Take over param groups that are not ours yet."""
+        rate = math.exp(float(self._log_rate))
+        for index, group in enumerate(self.optimizer.param_groups):
+            if not isinstance(group, ScheduledGroup):
+                factor = factors[index] if factors else None
+                self.optimizer.param_groups[index] = ScheduledGroup(group, self.optimizer, rate, factor)
 
     def _show(self) -> None:
-        for group in self.optimizer.param_groups:
-            group.show(math.exp(float(self._log_rate)))  # type: ignore[attr-defined]
+        for group in self._groups():
+            group.show(math.exp(float(self._log_rate)))
             group["momentum"] = float(torch.sigmoid(self._logit))
 
 

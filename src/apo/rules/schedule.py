@@ -6,23 +6,26 @@ in two kinds, and both have to work without being told of us:
 * *recursive* ones (StepLR, ExponentialLR, CosineAnnealingLR, ``group["lr"] *= 0.1``) read the rate and write a
   multiple of it: the factor changes by the ratio of what is written to what was there;
 * *closed-form* ones (LambdaLR and all of Hugging Face's, CosineAnnealingWarmRestarts, OneCycleLR) write
-  ``initial_lr * f(t)`` whatever the rate is: the factor is the ratio of what is written to ``initial_lr``.
+  ``initial_lr * f(t)`` whatever the rate is: the factor is the ratio of what is written to ``initial_lr`` (OneCycleLR's
+  ``max_lr``, because its ``initial_lr`` is a small part of the rate that the user means).
 
 A number does not tell where it comes from, so the rate is a :class:`Rate`: a float whose products and sums are
 :class:`Rate` again. A written :class:`Rate` was made from the rate in force, a plain float was not. (ReduceLROnPlateau
 turns the rate into a plain float first, but works without the step counter that the closed-form schedulers install.)
+A rate that is a tensor cannot remember: whoever writes into it is taken for a recursive scheduler.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["Rate", "ScheduledGroup"]
+__all__ = ["Rate", "ScheduledGroup", "base_rate"]
 
 
 class Rate(float):
@@ -32,6 +35,8 @@ class Rate(float):
         >>> type(0.5 * Rate(0.1)).__name__, type(0.5 * 0.1).__name__
         ('Rate', 'float')
     """
+
+    __array_ufunc__ = None  # has NumPy's numbers leave products with a Rate to Rate
 
     def __mul__(self, other: float) -> Rate:
         return Rate(float(self) * other)
@@ -56,6 +61,20 @@ class Rate(float):
 torch.serialization.add_safe_globals([Rate])
 
 
+def base_rate(group: Mapping[str, Any], optimizer: Optimizer) -> float:
+    """Return the rate of a param group without the factor of a scheduler that is at work already."""
+    return _reference(group) if _is_scheduled(optimizer) and "initial_lr" in group else float(group["lr"])
+
+
+def _reference(group: Mapping[str, Any]) -> float:
+    """Return the rate that stands for a factor of one."""
+    return float(group.get("max_lr", group["initial_lr"]))
+
+
+def _is_scheduled(optimizer: Optimizer) -> bool:
+    return hasattr(optimizer.step, "_wrapped_by_lr_sched")
+
+
 class ScheduledGroup(dict):
     """A param group whose ``"lr"`` is a learned rate times a schedule's factor.
 
@@ -65,16 +84,22 @@ class ScheduledGroup(dict):
         group: The optimizer's own param group.
         optimizer: The optimizer, to see whether a scheduler is at work.
         learned: The learned rate to begin with.
-        factor: The schedule's factor to begin with.
+        factor: The schedule's factor to begin with; None for the one that the group's rate contains.
     """
 
-    def __init__(self, group: dict[str, Any], optimizer: Optimizer, learned: float, factor: float = 1.0) -> None:
+    def __init__(
+        self, group: dict[str, Any], optimizer: Optimizer, learned: float, factor: float | None = None
+    ) -> None:
+        if isinstance(group, ScheduledGroup):  # of a rule that is given up, or of a copied optimizer
+            group = group.plain()
         super().__init__(group)
         # Schedulers take this as their base; without it they would take the Rate, and look recursive.
+        self._lends_initial_lr = "initial_lr" not in group
         self.setdefault("initial_lr", float(group["lr"]))
         self._optimizer = optimizer
-        self.factor = factor
+        self.factor = float(group["lr"]) / base_rate(group, optimizer) if factor is None else factor
         self.learned = learned
+        self._version = 0
         self.show(learned)
 
     def show(self, learned: float) -> None:
@@ -89,7 +114,11 @@ class ScheduledGroup(dict):
     def settle(self) -> None:
         """Take in a rate that was written past ``__setitem__`` (by ``dict.update``, or into a tensor)."""
         current = self["lr"]
-        if float(current) != self.learned * self.factor:
+        if isinstance(current, Tensor):  # reading its value would wait for the device
+            changed = current._version != self._version
+        else:
+            changed = current != self.learned * self.factor
+        if changed:
             self._rescale(current)
 
     def __setitem__(self, key: str, value: Any) -> None:
@@ -97,7 +126,9 @@ class ScheduledGroup(dict):
         if key == "lr":
             self._rescale(value)
         else:
-            super().__setitem__(key, value)
+            self._lends_initial_lr &= key != "initial_lr"
+            # A base that was read off the rate in force (OneCycleLR's max_lr) is a base from now on.
+            super().__setitem__(key, float(value) if isinstance(value, Rate) else value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ScheduledGroup:
         """Copy without going through ``__setitem__``."""
@@ -105,6 +136,7 @@ class ScheduledGroup(dict):
         memo[id(self)] = twin
         dict.update(twin, copy.deepcopy(dict(self), memo))
         vars(twin).update(copy.deepcopy(vars(self), memo))
+        twin._write(twin["lr"])  # a copied tensor counts its versions from zero
         return twin
 
     def __reduce__(self) -> tuple:
@@ -114,22 +146,24 @@ class ScheduledGroup(dict):
     def plain(self) -> dict[str, Any]:
         """Return an ordinary param group with the rate in force."""
         lr = self["lr"]
-        return {**self, "lr": lr if isinstance(lr, Tensor) else float(lr)}
+        group = {**self, "lr": lr if isinstance(lr, Tensor) else float(lr)}
+        if self._lends_initial_lr and not _is_scheduled(self._optimizer):
+            del group["initial_lr"]
+        return group
 
     def _rescale(self, written: float | Tensor) -> None:
-        closed_form = hasattr(self._optimizer.step, "_wrapped_by_lr_sched") and type(written) in (float, int)
-        in_force = self.learned * self.factor
-        if closed_form and self["initial_lr"]:
-            self.factor = float(written) / float(self["initial_lr"])
-        elif in_force:
-            self.factor *= float(written) / in_force
-        else:  # a schedule that went down to zero and comes up again
-            self.factor = float(written) / self.learned if self.learned else 0.0
+        scheduled, in_force = _is_scheduled(self._optimizer), self.learned * self.factor
+        closed_form = scheduled and not isinstance(written, (Rate, Tensor))
+        if closed_form or (scheduled and not in_force):  # from zero a scheduler can only come up by a part of its base
+            self.factor = float(written) / _reference(self)
+        else:
+            self.factor = float(written) / self.learned
         self._write(self.learned * self.factor)
 
-    def _write(self, rate: float) -> None:
+    def _write(self, rate: float | Tensor) -> None:
         current = self["lr"]
         if isinstance(current, Tensor):
-            current.fill_(rate)
+            current.fill_(float(rate))
+            self._version = current._version
         else:
             super().__setitem__("lr", Rate(rate))

@@ -20,6 +20,7 @@ decoupled decay adds :math:`-w\,\theta`, which acts at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -76,7 +77,9 @@ def _sgd(gradient: Tensor, state: State, group: dict[str, Any], fresh: bool) -> 
 
 def _adam(gradient: Tensor, state: State, group: dict[str, Any], fresh: bool) -> Tensor:
     second = state["max_exp_avg_sq"] if group.get("amsgrad") else state["exp_avg_sq"]
-    correction = 1.0 - group["betas"][1] ** state["step"]
+    beta, step = group["betas"][1], state["step"]
+    # expm1 because 1 - 0.999 ** t cancels while t is small; the count may live on an accelerator, so it is not read.
+    correction = -torch.expm1(step.to(gradient.dtype) * math.log(beta)) if beta else 1.0
     return gradient / ((wide(second) / correction).sqrt() + group["eps"])
 
 

@@ -1,0 +1,62 @@
+"""The cases by name, and how one workload is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import torch
+from torch import nn
+
+from .contenders import AttachedRate, Bare, Contender, KroneckerRule, LearnedRate
+from .memory import peak_memory
+from .results import Row
+from .rivals import HAS_TORCHOPT, Floor, TorchOpt, Unrolled
+from .timing import Runner, compare, interleaved_times
+from .workloads import Workload
+
+Builder = Callable[[nn.Module], Contender]
+
+CASES: dict[str, Builder] = {
+    "lr-k10": partial(LearnedRate, interval=10),
+    "lr-k100": partial(LearnedRate, interval=100),
+    "lr-k10-attach": partial(AttachedRate, interval=10),
+    "kron-k10": partial(KroneckerRule, interval=10),
+    "lr-k10-unrolled": partial(Unrolled, interval=10),
+    "lr-k10-torchopt": partial(TorchOpt, interval=10),
+    "lr-k10-floor": partial(Floor, interval=10),
+}
+#: Cases that need a package which is not there, with the line that says so.
+MISSING = {} if HAS_TORCHOPT else {"lr-k10-torchopt": "torchopt is not installed: pip install 'apo-optim[bench]'"}
+
+
+def measure(
+    workload: Workload, cases: Iterable[str], device: torch.device, repeats: int, clock: Callable[[], float]
+) -> list[Row]:
+    """Measure some cases of a workload against the bare optimizer."""
+    builders: dict[str, Builder] = {"bare": Bare} | {name: CASES[name] for name in cases}
+    memory = {name: peak_memory(build, workload, device) for name, build in builders.items()}
+    runners = {name: Runner(build, workload, device) for name, build in builders.items()}
+    times = interleaved_times(runners, repeats, clock)
+    bare = compare(times["bare"], times["bare"], 1)
+    rows = []
+    for name in builders:
+        if name == "bare":
+            continue
+        interval = runners[name].contender.interval
+        timing = compare(times[name], times["bare"], interval)
+        rows.append(
+            Row(
+                case=f"{workload.name}/{name}",
+                ratio=timing.ratio,
+                spread=timing.spread,
+                peak_memory_ratio=memory[name] / memory["bare"],
+                meta_step_ratio=(timing.ratio - 1) * interval,
+                step_seconds=timing.step_seconds,
+                bare_step_seconds=bare.step_seconds,
+                peak_memory_bytes=memory[name],
+                bare_peak_memory_bytes=memory["bare"],
+                repeats=repeats,
+            )
+        )
+    return rows

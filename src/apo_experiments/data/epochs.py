@@ -1,0 +1,66 @@
+"""What all streams of batches share: epochs, and finding the place again."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from apo_experiments.problem import Batches
+
+__all__ = ["EpochBatches"]
+
+
+class EpochBatches(Batches):
+    """A stream whose randomness is drawn at the beginning of each epoch.
+
+    Args:
+        steps_per_epoch: How many batches make an epoch.
+        seed: Decides all epochs.
+        device: Where the random numbers are drawn.
+    """
+
+    def __init__(self, steps_per_epoch: int, seed: int, device: torch.device | str) -> None:
+        self.steps_per_epoch = steps_per_epoch
+        self._generator = torch.Generator(device).manual_seed(seed)
+        self._epoch_start = self._generator.get_state()
+        self._position = steps_per_epoch  # the first epoch begins with the first batch
+
+    @abstractmethod
+    def start_epoch(self, generator: torch.Generator) -> None:
+        """Draw all that is random about the next epoch."""
+
+    @abstractmethod
+    def batch(self, position: int) -> tuple[Any, Any]:
+        """Return one batch of the epoch that has begun."""
+
+    def next(self) -> tuple[Any, Any]:
+        """Return the next batch, of the next epoch if this one is over."""
+        if self._position == self.steps_per_epoch:
+            self._epoch_start = self._generator.get_state()
+            self.start_epoch(self._generator)
+            self._position = 0
+        self._position += 1
+        return self.batch(self._position - 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position in the epoch, and the generator as it was when the epoch began (if over: as it is)."""
+        over = self._position == self.steps_per_epoch
+        generator = self._generator.get_state() if over else self._epoch_start.clone()
+        return {"generator": generator, "position": self._position}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Begin the same epoch again and go on with the batch that would have been next."""
+        position = int(state["position"])
+        if not 0 <= position <= self.steps_per_epoch:
+            raise ValueError(
+                f"state has position {position} of {self.steps_per_epoch} batches; it belongs to another stream."
+            )
+        self._position = position
+        # Generators take their state from the CPU, also those of a GPU.
+        self._epoch_start = state["generator"].clone().cpu()
+        self._generator.set_state(self._epoch_start)
+        if position < self.steps_per_epoch:
+            self.start_epoch(self._generator)

@@ -1,0 +1,151 @@
+"""Downloading data sets and verifying them.
+
+Everything happens in a temporary folder inside the data directory and moves to its place, file by file, only once
+it is complete and verified. Whatever goes wrong - no network, a full disk, Ctrl-C - the folder is removed and no
+half-written file is left.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from apo_experiments.data import archives, integrity
+from apo_experiments.data.download import DownloadError, download
+from apo_experiments.data.locate import directory
+from apo_experiments.data.registry import DataFile, Dataset, Source, dataset
+from apo_experiments.errors import UserError
+
+__all__ = ["fetch", "verify"]
+
+
+def fetch(name: str, data_dir: str | Path | None = None, report: Callable[[str], None] = print) -> None:
+    """Download the files of a data set that are missing or damaged.
+
+    Args:
+        name: The data set.
+        data_dir: Where it goes; None as in :func:`apo_experiments.data.locate.directory`.
+        report: Receives lines on the progress.
+
+    Raises:
+        UserError: If it cannot be downloaded, does not have its checksum, or the disk is full.
+
+    Example:
+        >>> fetch("iwslt14", "no/such/folder")
+        Traceback (most recent call last):
+        apo_experiments.errors.UserError: The data set iwslt14 cannot be downloaded by a program: take the ...
+    """
+    entry, root = dataset(name), directory(data_dir)
+    files = {file.path: file for file in entry.files}
+    wanted = [source for source in entry.sources if _incomplete(source, files, root)]
+    if not wanted and not verify(name, root):
+        report(f"{name}: already in {root}")
+        return
+    if not entry.sources:
+        raise UserError(f"The data set {name} cannot be downloaded by a program: {entry.by_hand}, below {root}.")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        for source in wanted or entry.sources:
+            _fetch_source(entry, source, files, root, report)
+    except OSError as error:
+        raise _disk_error(entry, root, error) from error
+    problems = verify(name, root)
+    if problems:
+        raise UserError(f"The data set {name} was downloaded but {problems[0]}.")
+    report(f"{name}: complete in {root}")
+
+
+def verify(name: str, data_dir: str | Path | None = None) -> list[str]:
+    """Return what is wrong with a data set on disk, one phrase a problem, or an empty list.
+
+    Sizes and checksums are compared where the registry has them; for files without a checksum the loader is run,
+    which verifies their structure.
+
+    Args:
+        name: The data set.
+        data_dir: Where it lies; None as in :func:`apo_experiments.data.locate.directory`.
+
+    Example:
+        >>> verify("protein", "no/such/folder")
+        ['no...CASP.csv is missing']
+    """
+    entry, root = dataset(name), directory(data_dir)
+    problems = [integrity.problem(file, root / file.path) for file in entry.files]
+    found = [problem for problem in problems if problem]
+    if not found and any(file.checksum is None for file in entry.files):
+        found += _structure(entry, root)
+    return found
+
+
+def _structure(entry: Dataset, root: Path) -> list[str]:
+    # Imported here: the loaders are heavy, and they import this package's other modules.
+    from apo_experiments.data import images, tables, text
+
+    load = {"images": images.load, "tables": tables.load, "text": text.load}[entry.kind]
+    try:
+        load(entry.name, root)
+    except UserError as error:
+        return [str(error).rstrip(".")]
+    return []
+
+
+def _incomplete(source: Source, files: dict[str, DataFile], root: Path) -> bool:
+    return any(integrity.problem(files[path], root / path) for _, path in source.files)
+
+
+def _fetch_source(
+    entry: Dataset, source: Source, files: dict[str, DataFile], root: Path, report: Callable[[str], None]
+) -> None:
+    """Download, check and unpack into a temporary folder; then move into place."""
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=root) as folder:
+        received = _download_any(entry, source, Path(folder) / "download", report)
+        if source.unpack == "none":
+            unpacked = {source.files[0][1]: received}
+        else:
+            unpacked = {path: Path(folder) / "unpacked" / path for _, path in source.files}
+            try:
+                archives.unpack(received, source.unpack, {member: unpacked[path] for member, path in source.files})
+            except archives.ArchiveError as error:
+                raise UserError(f"The archive {source.urls[0]} of {entry.name} {error}: try again later.") from error
+        for path, temporary in unpacked.items():
+            trouble = integrity.problem(files[path], temporary)
+            if trouble:
+                what = trouble.removeprefix(str(temporary)).strip()
+                raise UserError(f"{path} as downloaded from {source.urls[0]} {what}: try again later.")
+        for path, temporary in unpacked.items():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(temporary, root / path)
+
+
+def _download_any(entry: Dataset, source: Source, target: Path, report: Callable[[str], None]) -> Path:
+    """Try the addresses in turn until one delivers what the checksum asks for."""
+    reasons = []
+    for url in source.urls:
+        report(f"{entry.name}: {url}")
+        try:
+            download(url, target, lambda line: report(f"{entry.name}: {line}"))
+        except DownloadError as error:
+            reasons.append(f"{url}: {error}")
+            continue
+        if source.checksum is None or integrity.digest(target, source.checksum) == source.checksum.digest:
+            return target
+        reasons.append(f"{url}: its {source.checksum.algorithm} is not the published one")
+    raise UserError(
+        f"The data set {entry.name} could not be downloaded ({'; '.join(reasons)}): check the connection and run "
+        f"`apo data fetch {entry.name}` again, or {entry.by_hand}."
+    )
+
+
+def _disk_error(entry: Dataset, root: Path, error: OSError) -> UserError:
+    if error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
+        return UserError(
+            f"The disk that holds {root} is full, so {entry.name} was not stored: free some space or name another "
+            f"folder with --data-dir, then run `apo data fetch {entry.name}` again."
+        )
+    return UserError(
+        f"The data set {entry.name} cannot be stored in {root} ({error.strerror or error}): name another folder with "
+        "--data-dir or APO_DATA."
+    )

@@ -1,0 +1,211 @@
+"""Sets of images for classification: MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100, SVHN, and generated ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from apo_experiments.data import formats
+from apo_experiments.data.locate import damaged, require
+from apo_experiments.data.registry import dataset
+from apo_experiments.errors import UserError
+
+__all__ = ["ImageSet", "generated", "load", "split", "subset"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Labelled images, as bytes, on the CPU.
+
+    Attributes:
+        name: Of the data set.
+        train_images: ``[N, C, H, W]``, uint8.
+        train_labels: ``[N]``, int64.
+        test_images: ``[M, C, H, W]``, uint8.
+        test_labels: ``[M]``, int64.
+        classes: How many there are.
+        mean: Of each channel of the training images, with pixels in [0, 1].
+        std: Standard deviation of the same.
+    """
+
+    name: str
+    train_images: Tensor
+    train_labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+    classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+def load(name: str, data_dir: str | Path | None = None) -> ImageSet:
+    """Load an official data set.
+
+    Args:
+        name: ``"mnist"``, ``"fashion-mnist"``, ``"cifar10"``, ``"cifar100"`` or ``"svhn"``.
+        data_dir: Where the files lie; None as in :func:`apo_experiments.data.locate.directory`.
+
+    Raises:
+        UserError: If the files are missing, truncated or corrupted.
+
+    Example:
+        >>> load("cifar10", "no/such/folder")
+        Traceback (most recent call last):
+        apo_experiments.errors.UserError: The data set cifar10 is not in no...folder (...): run ...
+    """
+    if dataset(name).kind != "images":
+        raise UserError(f"The data set {name} does not consist of images.")
+    root = require(name, data_dir)
+    if name in ("mnist", "fashion-mnist"):
+        train, test = (_load_idx(name, root, part) for part in ("train", "t10k"))
+    elif name == "cifar10":
+        batches = [_load_cifar(name, root / f"cifar-10-batches-bin/data_batch_{i}.bin", 1, 10) for i in range(1, 6)]
+        train = (torch.cat([images for images, _ in batches]), torch.cat([labels for _, labels in batches]))
+        test = _load_cifar(name, root / "cifar-10-batches-bin/test_batch.bin", 1, 10)
+    elif name == "cifar100":
+        train, test = (_load_cifar(name, root / f"cifar-100-binary/{part}.bin", 2, 100) for part in ("train", "test"))
+    else:
+        train, test = (_load_svhn(name, root / f"svhn/{part}_32x32.mat") for part in ("train", "test"))
+    return _image_set(name, *train, *test, classes=100 if name == "cifar100" else 10)
+
+
+def generated(
+    shape: tuple[int, int, int] = (3, 32, 32), classes: int = 10, train: int = 512, test: int = 256, seed: int = 0
+) -> ImageSet:
+    """Generate images that can be learned: each class is a smooth pattern, shifted by up to two pixels, with noise.
+
+    Args:
+        shape: Channels, height and width.
+        classes: How many patterns.
+        train: Number of training images.
+        test: Number of test images, from the same patterns.
+        seed: Decides everything.
+
+    Example:
+        >>> images = generated((1, 8, 8), classes=3, train=30, test=6)
+        >>> images.train_images.shape, images.train_images.dtype, images.test_labels.tolist()
+        (torch.Size([30, 1, 8, 8]), torch.uint8, [0, 1, 2, 0, 1, 2])
+    """
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.randn(classes, shape[0], 4, 4, generator=generator)
+    patterns = F.interpolate(coarse, size=shape[1:], mode="bilinear", align_corners=False)
+
+    def draw(count: int) -> tuple[Tensor, Tensor]:
+        labels = torch.arange(count) % classes
+        shifts = torch.randint(-2, 3, (count, 2), generator=generator).tolist()
+        moved = [patterns[k].roll(s, dims=(1, 2)) for k, s in zip(labels.tolist(), shifts, strict=True)]
+        images = torch.stack(moved) + 0.5 * torch.randn(count, *shape, generator=generator)
+        return (128 + 48 * images).clamp(0, 255).to(torch.uint8), labels
+
+    return _image_set("generated", *draw(train), *draw(test), classes=classes)
+
+
+def split(images: ImageSet, validation: int = 5000, seed: int = 0) -> ImageSet:
+    """Hold out training images for choosing hyperparameters (the paper: 5,000 of CIFAR).
+
+    Args:
+        images: The whole set.
+        validation: How many training images to hold out.
+        seed: Decides which.
+
+    Returns:
+        A set whose training images are the rest and whose *test* images are those held out, so that hyperparameters
+        can be chosen without a look at the true test images. Mean and deviation stay those of the whole set.
+
+    Example:
+        >>> held_out = split(generated((1, 4, 4), train=20, test=5), validation=8)
+        >>> len(held_out.train_labels), len(held_out.test_labels)
+        (12, 8)
+    """
+    count = len(images.train_labels)
+    if not 0 < validation < count:
+        raise ValueError(f"validation is {validation}; choose a number between 1 and {count - 1}.")
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    held, rest = order[:validation], order[validation:].sort().values
+    return replace(
+        images,
+        train_images=images.train_images[rest],
+        train_labels=images.train_labels[rest],
+        test_images=images.train_images[held],
+        test_labels=images.train_labels[held],
+    )
+
+
+def subset(images: ImageSet, train: int | None = None, test: int | None = None) -> ImageSet:
+    """Keep the first images only, for a smaller experiment; None keeps all. Mean and deviation stay.
+
+    Example:
+        >>> len(subset(generated((1, 4, 4), train=20, test=5), train=7).train_labels)
+        7
+    """
+    return replace(
+        images,
+        train_images=images.train_images[:train],
+        train_labels=images.train_labels[:train],
+        test_images=images.test_images[:test],
+        test_labels=images.test_labels[:test],
+    )
+
+
+def _read(name: str, path: Path, reader: Callable[[Path], T]) -> T:
+    try:
+        return reader(path)
+    except formats.FormatError as error:
+        raise damaged(name, path, str(error)) from error
+
+
+def _labelled(name: str, path: Path, images: np.ndarray, labels: np.ndarray, classes: int) -> tuple[Tensor, Tensor]:
+    if len(images) != len(labels):
+        raise damaged(name, path, f"has {len(labels):,} labels for {len(images):,} images")
+    if len(labels) == 0 or int(labels.max()) >= classes:
+        raise damaged(name, path, "is corrupted (labels out of range)")
+    return torch.from_numpy(np.array(images, np.uint8)), torch.from_numpy(labels.astype(np.int64))
+
+
+def _load_idx(name: str, root: Path, part: str) -> tuple[Tensor, Tensor]:
+    image_file, label_file = (root / name / f"{part}-{what}-ubyte.gz" for what in ("images-idx3", "labels-idx1"))
+    images, labels = _read(name, image_file, formats.read_idx), _read(name, label_file, formats.read_idx)
+    if images.ndim != 3 or labels.ndim != 1:
+        wrong = image_file if images.ndim != 3 else label_file
+        raise damaged(name, wrong, "has the wrong number of axes")
+    return _labelled(name, label_file, images[:, None], labels, 10)
+
+
+def _load_cifar(name: str, path: Path, label_bytes: int, classes: int) -> tuple[Tensor, Tensor]:
+    images, labels = _read(name, path, lambda file: formats.read_cifar(file, label_bytes, classes))
+    return _labelled(name, path, images, labels, classes)
+
+
+def _load_svhn(name: str, path: Path) -> tuple[Tensor, Tensor]:
+    arrays = _read(name, path, formats.read_matlab)
+    pixels, labels = arrays.get("X"), arrays.get("y")
+    if pixels is None or labels is None or pixels.ndim != 4 or pixels.dtype != np.uint8:
+        raise damaged(name, path, "has no images X of bytes and labels y")
+    # MATLAB counts from one: the digit 0 has the label 10.
+    return _labelled(name, path, pixels.transpose(3, 2, 0, 1), labels.reshape(-1) % 10, 10)
+
+
+def _image_set(
+    name: str, train_images: Tensor, train_labels: Tensor, test_images: Tensor, test_labels: Tensor, classes: int
+) -> ImageSet:
+    mean, std = _statistics(train_images)
+    return ImageSet(name, train_images, train_labels, test_images, test_labels, classes, mean, std)
+
+
+def _statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation of each channel, from how often each of the 256 values occurs."""
+    values = torch.arange(256, dtype=torch.float64) / 255
+    channels = [torch.bincount(images[:, c].reshape(-1), minlength=256).double() for c in range(images.shape[1])]
+    shares = torch.stack([counts / counts.sum() for counts in channels])
+    mean = shares @ values
+    std = (shares * (values - mean[:, None]).square()).sum(1).sqrt()
+    return tuple(mean.tolist()), tuple(std.tolist())

@@ -1,0 +1,149 @@
+"""Endless streams of batches that lie on the training device.
+
+The data go to the device once. All that is random about an epoch - the order, crops and flips - is drawn when it
+begins, so that a batch is a slice, nothing on the way waits for the host, and the state of a stream is small: the
+random generator as it was when the epoch began, and how many batches of it have been handed out.
+
+Images and tables leave out what is left when the batches of an epoch are full (``drop_last``): the order is new in
+each epoch, so nothing is left out for long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from apo_experiments.data.augment import PADDING, Normalization, crop_and_flip
+from apo_experiments.data.epochs import EpochBatches
+from apo_experiments.data.text_batches import TextBatches
+
+__all__ = ["EpochBatches", "ImageBatches", "TableBatches", "TextBatches"]
+
+# Images that are shuffled and cropped at a time: bounds the memory of the padded copies.
+_CHUNK = 8192
+
+
+@final
+class ImageBatches(EpochBatches):
+    """Shuffled, augmented and normalized images with their labels.
+
+    Args:
+        images: ``[N, C, H, W]``, uint8.
+        labels: ``[N]`` (or any targets with N rows).
+        batch_size: Images in a batch; what is left of an epoch is left out.
+        seed: Decides order, crops and flips.
+        device: Where they go, once.
+        mean: Of each channel, with pixels in [0, 1]; None for zero.
+        std: Of each channel; None for one.
+        augment: Whether to crop (4 pixels of black padding) and flip (every other image), both at random.
+        dtype: Of the images in a batch.
+
+    Example:
+        >>> images = torch.zeros(10, 3, 8, 8, dtype=torch.uint8)
+        >>> stream = ImageBatches(images, torch.arange(10), batch_size=4, seed=0, augment=True)
+        >>> inputs, labels = stream.next()
+        >>> inputs.shape, stream.steps_per_epoch
+        (torch.Size([4, 3, 8, 8]), 2)
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        batch_size: int,
+        seed: int,
+        device: torch.device | str = "cpu",
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        augment: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__(_steps(len(images), len(labels), batch_size), seed, device)
+        if images.dtype != torch.uint8:
+            raise TypeError(f"images are {images.dtype}; give the bytes (torch.uint8) as loaded.")
+        self._images, self._labels = images.to(device), labels.to(device)
+        self._batch_size, self._augment = batch_size, augment
+        self._normalize = Normalization(mean, std, dtype, device)
+        # Filled anew by each epoch.
+        self._epoch_images, self._epoch_labels = torch.empty_like(self._images), torch.empty_like(self._labels)
+
+    def start_epoch(self, generator: torch.Generator) -> None:
+        """Shuffle, crop and flip all images of the next epoch."""
+        count, device = len(self._images), self._images.device
+        order = torch.randperm(count, generator=generator, device=device)
+        torch.index_select(self._labels, 0, order, out=self._epoch_labels)
+        if not self._augment:
+            torch.index_select(self._images, 0, order, out=self._epoch_images)
+            return
+        offsets = torch.randint(0, 2 * PADDING + 1, (count, 2), generator=generator, device=device)
+        flips = torch.rand(count, generator=generator, device=device) < 0.5
+        for start in range(0, count, _CHUNK):
+            part = slice(start, start + _CHUNK)
+            chosen = self._images.index_select(0, order[part])
+            self._epoch_images[part] = crop_and_flip(chosen, offsets[part], flips[part])
+
+    def batch(self, position: int) -> tuple[Tensor, Tensor]:
+        """Return one batch: images ``[B, C, H, W]`` and labels ``[B]``."""
+        part = slice(position * self._batch_size, (position + 1) * self._batch_size)
+        # A copy of the labels: the next epoch overwrites these, and APO looks at the last batch once more.
+        return self._normalize(self._epoch_images[part]), self._epoch_labels[part].clone()
+
+
+@final
+class TableBatches(EpochBatches):
+    """Shuffled rows of inputs and targets.
+
+    Args:
+        inputs: ``[N, ...]``, numbers.
+        targets: ``[N, ...]``; may be the inputs themselves, for an autoencoder.
+        batch_size: Rows in a batch; what is left of an epoch is left out.
+        seed: Decides the order.
+        device: Where they go, once.
+        dtype: Of inputs and, if they are floating-point numbers, targets; None leaves them as they are.
+
+    Example:
+        >>> stream = TableBatches(torch.arange(6.0)[:, None], torch.arange(6.0)[:, None], batch_size=2, seed=0)
+        >>> inputs, targets = stream.next()
+        >>> inputs.shape, bool((inputs == targets).all())
+        (torch.Size([2, 1]), True)
+    """
+
+    def __init__(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        batch_size: int,
+        seed: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(_steps(len(inputs), len(targets), batch_size), seed, device)
+        same = targets is inputs
+        self._inputs = inputs.to(device, dtype)
+        cast = dtype if targets.is_floating_point() else None
+        self._targets = self._inputs if same else targets.to(device, cast)
+        self._batch_size = batch_size
+        self._order = torch.empty(0, dtype=torch.int64, device=device)
+
+    def start_epoch(self, generator: torch.Generator) -> None:
+        """Draw the order of the next epoch."""
+        self._order = torch.randperm(len(self._inputs), generator=generator, device=self._inputs.device)
+
+    def batch(self, position: int) -> tuple[Tensor, Tensor]:
+        """Return one batch: inputs ``[B, ...]`` and targets ``[B, ...]``."""
+        rows = self._order[position * self._batch_size : (position + 1) * self._batch_size]
+        inputs = self._inputs.index_select(0, rows)
+        if self._targets is self._inputs:
+            return inputs, inputs
+        return inputs, self._targets.index_select(0, rows)
+
+
+def _steps(inputs: int, targets: int, batch_size: int) -> int:
+    if inputs != targets:
+        raise ValueError(f"There are {inputs} inputs and {targets} targets; their numbers must be equal.")
+    if not 0 < batch_size <= inputs:
+        raise ValueError(f"batch_size is {batch_size}; choose a number from 1 to {inputs}, the size of the data.")
+    return inputs // batch_size

@@ -1,0 +1,130 @@
+"""Tables for regression: three of the UCI collection, and generated ones."""
+
+from __future__ import annotations
+
+import csv
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from apo_experiments.data.locate import damaged, require
+from apo_experiments.data.registry import dataset
+from apo_experiments.errors import UserError
+
+__all__ = ["Table", "generated", "load"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Inputs and targets of a regression, each column with zero mean and unit variance (the paper, appendix B).
+
+    Attributes:
+        name: Of the data set.
+        inputs: ``[N, D]``, float32.
+        targets: ``[N, T]``, float32.
+    """
+
+    name: str
+    inputs: Tensor
+    targets: Tensor
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Which columns of a file are what, by their names in the header."""
+
+    targets: tuple[str, ...]
+    dropped: tuple[str, ...] = ()
+
+
+_LAYOUTS = {
+    "protein": _Layout(("RMSD",)),
+    # Whose slice or voice it is must not be an input.
+    "slice": _Layout(("reference",), ("patientId",)),
+    "parkinsons": _Layout(("motor_UPDRS", "total_UPDRS"), ("subject#",)),
+}
+
+
+def load(name: str, data_dir: str | Path | None = None) -> Table:
+    """Load a table of the UCI collection.
+
+    Args:
+        name: ``"slice"`` (384 inputs), ``"protein"`` (9 inputs) or ``"parkinsons"`` (19 inputs, two targets).
+        data_dir: Where the files lie; None as in :func:`apo_experiments.data.locate.directory`.
+
+    Raises:
+        UserError: If the file is missing, truncated or corrupted.
+
+    Example:
+        >>> load("protein", "no/such/folder")
+        Traceback (most recent call last):
+        apo_experiments.errors.UserError: The data set protein is not in no...folder (...): run ...
+    """
+    entry = dataset(name)
+    if entry.kind != "tables":
+        raise UserError(f"The data set {name} is not a table.")
+    path = require(name, data_dir) / entry.files[0].path
+    header, rows = _read(name, path)
+    layout = _LAYOUTS[name]
+    absent = [column for column in (*layout.targets, *layout.dropped) if column not in header]
+    if absent:
+        raise damaged(name, path, f"has no column {', '.join(absent)}")
+    inputs = [c for c in header if c not in layout.targets and c not in layout.dropped]
+    return _table(name, _columns(rows, header, inputs), _columns(rows, header, layout.targets))
+
+
+def generated(rows: int = 256, inputs: int = 8, targets: int = 1, seed: int = 0) -> Table:
+    """Generate a table whose targets are a smooth function of the inputs, with a little noise.
+
+    Args:
+        rows: How many.
+        inputs: Number of input columns.
+        targets: Number of target columns.
+        seed: Decides everything.
+
+    Example:
+        >>> table = generated(rows=100, inputs=5, targets=2)
+        >>> table.inputs.shape, table.targets.shape
+        (torch.Size([100, 5]), torch.Size([100, 2]))
+    """
+    draw = np.random.default_rng(seed)
+    x = draw.standard_normal((rows, inputs))
+    y = np.tanh(x @ draw.standard_normal((inputs, 16))) @ draw.standard_normal((16, targets))
+    return _table("generated", x, y + 0.05 * draw.standard_normal(y.shape))
+
+
+def _read(name: str, path: Path) -> tuple[list[str], np.ndarray]:
+    with open(path, encoding="utf-8", errors="replace", newline="") as file:
+        header = next(csv.reader(file), [])
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # "no data": said below, in our words
+                rows = np.loadtxt(file, delimiter=",", ndmin=2)
+        except ValueError as error:
+            raise damaged(name, path, f"is truncated or corrupted ({str(error).split(';')[0].rstrip('.')})") from error
+    if rows.size == 0 or rows.shape[1] != len(header):
+        raise damaged(name, path, f"is truncated or corrupted (rows of {rows.shape[1]} for {len(header)} columns)")
+    if not np.isfinite(rows).all():
+        raise damaged(name, path, "is corrupted (a number is not finite)")
+    return header, rows
+
+
+def _columns(rows: np.ndarray, header: Sequence[str], chosen: Sequence[str]) -> np.ndarray:
+    return rows[:, [header.index(column) for column in chosen]]
+
+
+def _table(name: str, inputs: np.ndarray, targets: np.ndarray) -> Table:
+    return Table(name, _normalized(inputs), _normalized(targets))
+
+
+def _normalized(columns: np.ndarray) -> Tensor:
+    """Return the columns with zero mean and unit variance; a constant column (Slice has some) becomes zero."""
+    std = columns.std(axis=0)
+    constant = np.ptp(columns, axis=0) == 0
+    centred = np.where(constant, 0.0, columns - columns.mean(axis=0))
+    return torch.from_numpy((centred / np.where(constant, 1.0, std)).astype(np.float32))

@@ -1,0 +1,147 @@
+"""Parallel text, German to English: Multi30k, Tatoeba, IWSLT'14, and a generated toy language."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from apo_experiments.data.locate import damaged, require
+from apo_experiments.data.registry import dataset
+from apo_experiments.errors import UserError
+
+__all__ = ["Pair", "ParallelText", "generated", "load"]
+
+#: A sentence and its translation.
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class ParallelText:
+    """Sentences with their translations.
+
+    Attributes:
+        name: Of the data set.
+        train: Pairs of source (German) and target (English).
+        valid: For choosing hyperparameters.
+        test: For the final score.
+    """
+
+    name: str
+    train: list[Pair]
+    valid: list[Pair]
+    test: list[Pair]
+
+
+_SPLITS = {
+    "multi30k": ("train", "val", "test_2016_flickr"),
+    "iwslt14": ("train", "valid", "test"),
+}
+
+
+def load(name: str, data_dir: str | Path | None = None, seed: int = 0) -> ParallelText:
+    """Load an official parallel corpus.
+
+    Args:
+        name: ``"multi30k"`` or ``"iwslt14"``, with their own splits, or ``"tatoeba"``, which has none: one English
+            sentence in fifty goes to validation, one to test, with all its translations.
+        data_dir: Where the files lie; None as in :func:`apo_experiments.data.locate.directory`.
+        seed: Decides Tatoeba's split and order.
+
+    Raises:
+        UserError: If a file is missing, truncated or corrupted.
+
+    Example:
+        >>> load("multi30k", "no/such/folder")
+        Traceback (most recent call last):
+        apo_experiments.errors.UserError: The data set multi30k is not in no...folder (...): run ...
+    """
+    if dataset(name).kind != "text":
+        raise UserError(f"The data set {name} is not text.")
+    root = require(name, data_dir)
+    if name == "tatoeba":
+        return _load_tatoeba(name, root / "de-en/deu.txt", seed)
+    return ParallelText(name, *(_load_pair(name, root / "de-en" / name, part) for part in _SPLITS[name]))
+
+
+def generated(train: int = 400, valid: int = 40, test: int = 40, words: int = 24, seed: int = 0) -> ParallelText:
+    """Generate translations between two toy languages that can be learned.
+
+    Words are translated one by one, and the last word of the source moves to second place in the target, as a German
+    verb does on its way into English.
+
+    Args:
+        train: Number of training pairs.
+        valid: Number of validation pairs.
+        test: Number of test pairs; no sentence is in two splits.
+        words: Size of each vocabulary.
+        seed: Decides everything.
+
+    Example:
+        >>> text = generated(train=3, valid=1, test=1, words=6)
+        >>> source, target = text.train[0]
+        >>> len(source.split()) == len(target.split())
+        True
+    """
+    draw = random.Random(seed)
+    german, english = _words("bdgklm", "aou", words), _words("fnprst", "eiy", words)
+    translation = dict(zip(german, draw.sample(english, words), strict=True))
+    pairs: dict[str, str] = {}
+    while len(pairs) < train + valid + test:
+        sentence = draw.choices(german, k=draw.randint(4, 8))
+        target = [translation[word] for word in (sentence[0], sentence[-1], *sentence[1:-1])]
+        pairs[" ".join(sentence)] = " ".join(target)
+    drawn = list(pairs.items())
+    return ParallelText("generated", drawn[:train], drawn[train : train + valid], drawn[train + valid :])
+
+
+def _words(consonants: str, vowels: str, count: int) -> list[str]:
+    """Return the first words of two syllables over an alphabet."""
+    syllables = [c + v for v in vowels for c in consonants]
+    if not 2 <= count <= len(syllables) ** 2:
+        raise ValueError(f"words is {count}; choose a number between 2 and {len(syllables) ** 2}.")
+    # Walk along the diagonals, so that also a small vocabulary uses all syllables.
+    size = len(syllables)
+    return [syllables[i % size] + syllables[(i + i // size) % size] for i in range(count)]
+
+
+def _lines(name: str, path: Path) -> list[str]:
+    try:
+        content = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise damaged(name, path, f"is truncated or corrupted (no UTF-8 at byte {error.start:,})") from error
+    if not content.endswith("\n"):
+        raise damaged(name, path, "is truncated (its last line has no end)")
+    # Not splitlines(): it also splits at characters that occur inside of sentences.
+    return [line.strip() for line in content[:-1].split("\n")]
+
+
+def _load_pair(name: str, folder: Path, part: str) -> list[Pair]:
+    german, english = (_lines(name, folder / f"{part}.{language}") for language in ("de", "en"))
+    if len(german) != len(english):
+        reason = f"has {len(english):,} lines for {len(german):,} in {part}.de"
+        raise damaged(name, folder / f"{part}.en", reason)
+    return list(zip(german, english, strict=True))
+
+
+def _load_tatoeba(name: str, path: Path, seed: int) -> ParallelText:
+    translations: dict[str, list[str]] = {}
+    for number, line in enumerate(_lines(name, path), 1):
+        fields = line.split("\t")  # english, german and, in newer editions, whom to thank
+        if len(fields) < 2:
+            raise damaged(name, path, f"is corrupted (line {number:,} has no tab)")
+        translations.setdefault(fields[0].strip(), []).append(fields[1].strip())
+    english = sorted(translations)
+    draw = random.Random(seed)
+    draw.shuffle(english)
+    # An English sentence has several translations: all of them go where it goes.
+    held = max(1, len(english) // 50)
+    groups = english[2 * held :], english[:held], english[held : 2 * held]
+    return ParallelText(name, *(_pairs(group, translations, draw) for group in groups))
+
+
+def _pairs(english: Sequence[str], translations: dict[str, list[str]], draw: random.Random) -> list[Pair]:
+    pairs = [(german, sentence) for sentence in english for german in translations[sentence]]
+    draw.shuffle(pairs)
+    return pairs

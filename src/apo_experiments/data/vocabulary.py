@@ -1,0 +1,146 @@
+"""A subword vocabulary: byte-pair encoding by sentencepiece, one for both languages."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, final
+
+from apo_experiments.data.text import Pair
+from apo_experiments.errors import UserError
+
+__all__ = ["Vocabulary", "build"]
+
+
+@final
+class Vocabulary:
+    """Text to numbers and back.
+
+    Attributes:
+        pad: Fills short sentences.
+        bos: Begins a sentence.
+        eos: Ends a sentence.
+        unk: Stands for what the training text did not contain.
+
+    Args:
+        model: A serialised sentencepiece model.
+
+    Example:
+        >>> vocabulary = build([("ba do", "fe ni"), ("do ba", "ni fe")], size=30)
+        >>> vocabulary.decode(vocabulary.encode("do ba"))
+        'do ba'
+    """
+
+    pad, bos, eos, unk = 0, 1, 2, 3
+
+    def __init__(self, model: bytes) -> None:
+        self._processor: Any = _sentencepiece().SentencePieceProcessor(model_proto=model)
+
+    @property
+    def size(self) -> int:
+        """How many pieces there are, the four special ones included."""
+        return int(self._processor.get_piece_size())
+
+    def encode(self, text: str) -> list[int]:
+        """Return the pieces of a sentence, without beginning and end."""
+        return list(self._processor.encode(text))
+
+    def decode(self, pieces: Sequence[int]) -> str:
+        """Return the sentence up to the first :attr:`eos`, without special pieces."""
+        kept = []
+        for piece in pieces:
+            if piece == self.eos:
+                break
+            if piece not in (self.pad, self.bos):
+                kept.append(int(piece))
+        return str(self._processor.decode(kept))
+
+    def encode_pairs(self, pairs: Iterable[Pair]) -> list[tuple[list[int], list[int]]]:
+        """Return both sides of each pair as pieces."""
+        return [(self.encode(source), self.encode(target)) for source, target in pairs]
+
+
+def build(pairs: Sequence[Pair], size: int, cache: Path | None = None) -> Vocabulary:
+    """Train a joint vocabulary on both sides of the training text, or read it from a cache.
+
+    Args:
+        pairs: The training text.
+        size: At most so many pieces, the four special ones included; a small text yields fewer.
+        cache: A folder. The file in it is named after the text and the size, so that it cannot be stale, and is
+            written atomically.
+
+    Raises:
+        UserError: If sentencepiece is not installed, or ``size`` cannot even hold the text's characters.
+
+    Example:
+        >>> build([("ab ab", "cd cd")], size=12).size <= 12
+        True
+    """
+    if not pairs:
+        raise ValueError("pairs is empty; give the training text.")
+    lines = [side for pair in pairs for side in pair]
+    if cache is None:
+        return Vocabulary(_train(lines, size))
+    key = hashlib.sha256("\n".join([str(size), *lines]).encode()).hexdigest()[:16]
+    path = cache / f"bpe-{size}-{key}.model"
+    if not path.is_file():
+        _write(path, _train(lines, size))
+    return Vocabulary(path.read_bytes())
+
+
+def _train(lines: Sequence[str], size: int) -> bytes:
+    model = io.BytesIO()
+    try:
+        _sentencepiece().SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=size,
+            hard_vocab_limit=False,  # a tiny text has fewer pieces than asked for
+            character_coverage=1.0,
+            pad_id=Vocabulary.pad,
+            bos_id=Vocabulary.bos,
+            eos_id=Vocabulary.eos,
+            unk_id=Vocabulary.unk,
+            num_threads=1,  # the same text gives the same pieces everywhere
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise UserError(
+            f"No vocabulary of {size} pieces could be built from this text (it has {len(set().union(*lines))} "
+            "characters and needs a few pieces more): choose a larger vocabulary."
+        ) from error
+    return model.getvalue()
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file so that another process sees all of it or nothing."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=".bpe-", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise UserError(
+            f"The vocabulary cannot be written to {path.parent} ({error.strerror or error}): free some space there or "
+            "name another folder."
+        ) from error
+
+
+def _sentencepiece() -> Any:
+    try:
+        import sentencepiece
+    except ImportError as error:
+        raise UserError(
+            "Translation needs the package sentencepiece: install it with `pip install 'apo-optim[experiments]'`."
+        ) from error
+    return sentencepiece

@@ -1,0 +1,153 @@
+"""Writing to disk so that a crash or a full disk leaves either the old content or the new one, never a half."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from apo_experiments.errors import UserError
+
+__all__ = ["append", "explained", "flush_to_disk", "remove", "write_atomically"]
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn a failure to write ``path`` into one sentence for the user.
+
+    Raises:
+        UserError: Whatever the system said, and what to do about it.
+
+    Example:
+        >>> with explained(Path("runs/record.jsonl")):
+        ...     raise OSError(errno.ENOSPC, "No space left on device")
+        Traceback (most recent call last):
+        ...
+        apo_experiments.errors.UserError: runs/record.jsonl cannot be written because the disk is full: free some space
+        and give the same command again.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise UserError(
+                f"{path} cannot be written because the disk is full: free some space and give the same command again."
+            ) from error
+        reason = error.strerror or str(error)
+        raise UserError(
+            f"{path} cannot be written ({reason}): mend that or choose another folder with --runs."
+        ) from error
+
+
+def write_atomically(path: Path, content: bytes | memoryview) -> None:
+    """Replace the content of ``path`` in one stroke that survives a power cut.
+
+    The content goes to a temporary file beside it, to the disk, and only then takes the name.
+
+    Args:
+        path: The file; folders above it are made.
+        content: All of its bytes.
+
+    Raises:
+        UserError: The disk is full or cannot be written; the old file stands, and no temporary one is left.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_atomically(Path(folder) / "run" / "note.txt", b"done")
+        ...     (Path(folder) / "run" / "note.txt").read_text()
+        'done'
+    """
+    temporary = _temporary(path)
+    with explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            _write_all(temporary, content, os.O_TRUNC)
+            os.replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+        flush_to_disk(path.parent)
+
+
+def append(path: Path, content: bytes) -> None:
+    """Add ``content`` at the end of a file; if it does not fit, the file is as before.
+
+    Args:
+        path: The file, which exists.
+        content: What to add. A process that is killed meanwhile may leave a part of it.
+
+    Raises:
+        UserError: The disk is full or cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_atomically(Path(folder) / "log", b"one ")
+        ...     append(Path(folder) / "log", b"two")
+        ...     (Path(folder) / "log").read_text()
+        'one two'
+    """
+    with explained(path):
+        length = path.stat().st_size
+        try:
+            _write_all(path, content, os.O_APPEND, flush=False)
+        except BaseException:
+            with suppress(OSError):
+                os.truncate(path, length)
+            raise
+
+
+def remove(path: Path) -> None:
+    """Delete a file, and what a process that was killed while writing it has left.
+
+    Raises:
+        UserError: The folder cannot be written.
+
+    Example:
+        >>> remove(Path("not there anyway"))
+    """
+    with explained(path):
+        for file in (path, _temporary(path)):
+            file.unlink(missing_ok=True)
+
+
+def flush_to_disk(path: Path) -> None:
+    """Wait until a file or the names in a folder are on the disk, where the system can say so.
+
+    Example:
+        >>> flush_to_disk(Path("."))
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        return  # some systems do not open folders
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno in _FULL or error.errno == errno.EIO:
+            raise
+    finally:
+        os.close(handle)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(path.name + ".tmp")
+
+
+def _write_all(path: Path, content: bytes | memoryview, mode: int, flush: bool = True) -> None:
+    """Write without Python's buffers, which would try a failed write again when they are closed."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | mode, 0o644)
+    try:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[os.write(handle, rest) :]
+        if flush:
+            os.fsync(handle)
+    finally:
+        os.close(handle)

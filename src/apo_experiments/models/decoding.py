@@ -1,0 +1,103 @@
+"""Turn a trained Transformer into translations: greedy and beam search."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from apo_experiments.models.transformer import Transformer
+
+__all__ = ["beam_search", "greedy"]
+
+
+def greedy(model: Transformer, source: Tensor, begin: int, end: int, max_length: int = 128) -> Tensor:
+    """Translate by taking the most likely word at each place.
+
+    Args:
+        model: In evaluation mode, or dropout takes part.
+        source: Words ``[batch, source length]``.
+        begin: Index of the begin mark.
+        end: Index of the end mark.
+        max_length: The most words of a translation.
+
+    Returns:
+        Words ``[batch, length]`` without the begin mark; the end mark and everything after it are padding.
+
+    Example:
+        >>> model = Transformer(20, layers=1, dimension=8, feed_forward=8, heads=1).eval()
+        >>> greedy(model, torch.tensor([[5, 6, 7]]), begin=1, end=2, max_length=4).shape[0]
+        1
+    """
+    return beam_search(model, source, begin, end, max_length, width=1)
+
+
+@torch.no_grad()
+def beam_search(
+    model: Transformer,
+    source: Tensor,
+    begin: int,
+    end: int,
+    max_length: int = 128,
+    width: int = 4,
+    length_penalty: float = 1.0,
+) -> Tensor:
+    """Translate by following the ``width`` most likely beginnings at once.
+
+    Finished hypotheses are ranked by log-likelihood divided by ``length ** length_penalty``, end mark included.
+
+    Args:
+        model: See :func:`greedy`.
+        source: See :func:`greedy`.
+        begin: See :func:`greedy`.
+        end: See :func:`greedy`.
+        max_length: See :func:`greedy`.
+        width: Number of hypotheses kept for each sentence.
+        length_penalty: Exponent of the length.
+
+    Returns:
+        See :func:`greedy`.
+
+    Raises:
+        ValueError: The width is not positive.
+
+    Example:
+        >>> model = Transformer(20, layers=1, dimension=8, feed_forward=8, heads=1).eval()
+        >>> beam_search(model, torch.tensor([[5, 6, 7]]), begin=1, end=2, max_length=4, width=3).shape[0]
+        1
+    """
+    if width < 1:
+        raise ValueError(f"width must be at least 1, got {width}: 1 is greedy search")
+    batch, device = source.shape[0], source.device
+    source = source.repeat_interleave(width, 0)
+    memory = model.encode(source)
+    words = torch.full((batch * width, 1), begin, dtype=torch.long, device=device)
+    # All hypotheses of a sentence are equal at first: let only one of them count.
+    scores = torch.full((batch, width), -torch.inf, device=device)
+    scores[:, 0] = 0.0
+    lengths = torch.zeros(batch, width, device=device)
+    finished = torch.zeros(batch, width, dtype=torch.bool, device=device)
+    for _ in range(max_length):
+        logits = model.decode(words, memory, source)[:, -1].float().unflatten(0, (batch, width))
+        gains = _gains(logits, finished, model.padding)
+        scores, best = (scores.unsqueeze(-1) + gains).flatten(1).topk(width)
+        parents, chosen = best // gains.shape[-1], best % gains.shape[-1]
+        rows = (parents + torch.arange(batch, device=device).unsqueeze(1) * width).flatten()
+        words = torch.cat([words[rows], chosen.flatten().unsqueeze(1)], dim=1)
+        finished, lengths = finished.gather(1, parents), lengths.gather(1, parents)
+        lengths = lengths + (~finished).float()
+        finished = finished | (chosen == end)
+        if bool(finished.all()):
+            break
+    winners = (scores / lengths**length_penalty).argmax(1)
+    translations = words.unflatten(0, (batch, width))[torch.arange(batch, device=device), winners, 1:]
+    return translations.masked_fill(translations == end, model.padding)
+
+
+def _gains(logits: Tensor, finished: Tensor, padding: int) -> Tensor:
+    """Return the log-probability of each next word; a finished hypothesis goes on with padding, at no cost."""
+    logits = logits.clone()
+    logits[..., padding] = -torch.inf
+    gains = logits.log_softmax(-1)
+    idle = torch.full_like(gains, -torch.inf)
+    idle[..., padding] = 0.0
+    return torch.where(finished.unsqueeze(-1), idle, gains)

@@ -1,0 +1,46 @@
+"""Initial weights other than torch's own."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+__all__ = ["initialise_he_", "initialise_sparsely_"]
+
+
+def initialise_he_(network: nn.Module) -> None:
+    """Give convolutions He's normal initialisation (by outgoing connections) and zero biases.
+
+    Example:
+        >>> layer = nn.Conv2d(3, 8, 3)
+        >>> initialise_he_(layer)
+        >>> layer.bias.abs().max().item()
+        0.0
+    """
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+@torch.no_grad()
+def initialise_sparsely_(network: nn.Module, incoming: int = 15) -> None:
+    """Give every unit of every linear layer a few standard-normal incoming weights, the others zero (Martens, 2010).
+
+    Args:
+        network: Its linear layers are changed.
+        incoming: How many weights of a unit are not zero.
+
+    Example:
+        >>> layer = nn.Linear(100, 7)
+        >>> initialise_sparsely_(layer)
+        >>> (layer.weight != 0).sum(1).tolist()
+        [15, 15, 15, 15, 15, 15, 15]
+    """
+    for module in network.modules():
+        if isinstance(module, nn.Linear):
+            count = min(incoming, module.in_features)
+            chosen = torch.rand(module.weight.shape).topk(count).indices
+            module.weight.zero_().scatter_(1, chosen, torch.randn(module.out_features, count))
+            module.bias.zero_()

@@ -1,0 +1,144 @@
+"""Residual networks for 32 x 32 images: the wide-stem ResNet-18/34 and He's thin ResNet-32.
+
+==========  =====================  =============  ===========================================  ==========
+network     blocks                 channels       shortcut where the shape changes             weights
+==========  =====================  =============  ===========================================  ==========
+ResNet-18   2-2-2-2                64 to 512      1 x 1 convolution ("B" of He et al.)         11,173,962
+ResNet-34   3-4-6-3                64 to 512      1 x 1 convolution                            21,282,122
+ResNet-32   5-5-5                  16 to 64       every other pixel, zero channels ("A")       464,154
+==========  =====================  =============  ===========================================  ==========
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from apo_experiments.models.initialisation import initialise_he_
+from apo_experiments.models.widths import scaled
+
+__all__ = ["ResNet", "resnet18", "resnet32", "resnet34"]
+
+
+@final
+class ResNet(nn.Module):
+    """A 3 x 3 stem, stages of basic blocks, global average pooling and a linear layer.
+
+    Args:
+        blocks: Number of blocks of each stage; every stage but the first halves the image.
+        widths: Channels of each stage.
+        shortcut: ``"convolution"`` or ``"pad"``, see the module's table.
+        classes: Number of outputs.
+        channels: Channels of the images.
+
+    Raises:
+        ValueError: The shortcut is unknown.
+
+    Example:
+        >>> ResNet([1, 1], [4, 8])(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[int],
+        widths: Sequence[int],
+        shortcut: str = "convolution",
+        classes: int = 10,
+        channels: int = 3,
+    ) -> None:
+        super().__init__()
+        if shortcut not in ("convolution", "pad"):
+            raise ValueError(f"shortcut must be 'convolution' or 'pad', got {shortcut!r}")
+        inputs = widths[0]
+        self.stem = nn.Sequential(
+            nn.Conv2d(channels, inputs, 3, padding=1, bias=False), nn.BatchNorm2d(inputs), nn.ReLU()
+        )
+        stages: list[nn.Module] = []
+        for stage, (count, outputs) in enumerate(zip(blocks, widths, strict=True)):
+            for index in range(count):
+                stride = 2 if stage > 0 and index == 0 else 1
+                stages.append(_BasicBlock(inputs, outputs, stride, shortcut))
+                inputs = outputs
+        self.stages = nn.Sequential(*stages)
+        self.classifier = nn.Linear(inputs, classes)
+        initialise_he_(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map ``[batch, channels, height, width]`` to logits ``[batch, classes]``."""
+        return self.classifier(self.stages(self.stem(images)).mean((2, 3)))
+
+
+class _BasicBlock(nn.Module):
+    """Two 3 x 3 convolutions with BatchNorm around a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, shortcut: str) -> None:
+        super().__init__()
+        self.residual = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(),
+            nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = (
+                _PaddedShortcut(outputs - inputs, stride)
+                if shortcut == "pad"
+                else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs))
+            )
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.relu(self.residual(inputs) + self.shortcut(inputs))
+
+
+class _PaddedShortcut(nn.Module):
+    """Take every ``stride``-th pixel and add channels of zeros, half in front and half behind."""
+
+    def __init__(self, missing: int, stride: int) -> None:
+        super().__init__()
+        self.front, self.behind = missing // 2, missing - missing // 2
+        self.stride = stride
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return functional.pad(inputs[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.front, self.behind))
+
+
+def resnet18(classes: int = 10, channels: int = 3, width: float = 1.0) -> ResNet:
+    """Build ResNet-18 in its form for small images.
+
+    Args:
+        classes: Number of outputs.
+        channels: Channels of the images.
+        width: Multiplies the channels of every stage.
+
+    Example:
+        >>> sum(p.numel() for p in resnet18().parameters())
+        11173962
+    """
+    return ResNet([2, 2, 2, 2], scaled([64, 128, 256, 512], width), "convolution", classes, channels)
+
+
+def resnet34(classes: int = 10, channels: int = 3, width: float = 1.0) -> ResNet:
+    """Build ResNet-34 in its form for small images; arguments as in :func:`resnet18`.
+
+    Example:
+        >>> sum(p.numel() for p in resnet34(width=1 / 16).parameters())
+        84542
+    """
+    return ResNet([3, 4, 6, 3], scaled([64, 128, 256, 512], width), "convolution", classes, channels)
+
+
+def resnet32(classes: int = 10, channels: int = 3, width: float = 1.0) -> ResNet:
+    """Build the thin ResNet-32 of He et al. with parameter-free shortcuts; arguments as in :func:`resnet18`.
+
+    Example:
+        >>> sum(p.numel() for p in resnet32().parameters())
+        464154
+    """
+    return ResNet([5, 5, 5], scaled([16, 32, 64], width), "pad", classes, channels)

@@ -1,0 +1,48 @@
+r"""The Rosenbrock function :math:`f(x, y) = (1 - x)^2 + 100\,(y - x^2)^2` as a network with two weights.
+
+It is a sum of two squares, so the network returns the residuals :math:`r = (1 - x,\ 10\,(y - x^2))` and the loss is
+:math:`\|r\|^2`. A Gauss-Newton step on it needs no second derivatives, and a function-space term has outputs to
+compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Rosenbrock"]
+
+
+@final
+class Rosenbrock(nn.Module):
+    """Two weights whose residuals make the Rosenbrock function.
+
+    Args:
+        start: Where (x, y) begin; (1, -1.5) in the paper.
+        dtype: Precision of the weights.
+
+    Example:
+        >>> function = Rosenbrock()
+        >>> function.value().item()
+        625.0
+        >>> [round(r.item(), 1) for r in function()[0]]
+        [0.0, -25.0]
+    """
+
+    def __init__(self, start: Sequence[float] = (1.0, -1.5), dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        if len(start) != 2:
+            raise ValueError(f"start must be the two numbers x and y, got {list(start)}")
+        self.point = nn.Parameter(torch.tensor(list(start), dtype=dtype))
+
+    def forward(self, inputs: Tensor | None = None) -> Tensor:
+        """Return the residuals ``[1, 2]``; the inputs, of a stream of empty batches, are not looked at."""
+        x, y = self.point
+        return torch.stack([1 - x, 10 * (y - x**2)]).unsqueeze(0)
+
+    def value(self) -> Tensor:
+        """Return f(x, y)."""
+        return self.forward().square().sum()

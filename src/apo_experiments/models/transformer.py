@@ -1,0 +1,206 @@
+"""The encoder-decoder Transformer of the translation experiment (Vaswani et al., 2017).
+
+Every projection is an ``nn.Linear`` of its own, so that methods with one block of curvature a layer see each of them.
+Sentences are padded at the end. The decoder's self-attention is causal, so a real word never looks at padding and only
+the source needs a mask.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+__all__ = ["Transformer"]
+
+
+@final
+class Transformer(nn.Module):
+    """Map a source sentence and the words so far to logits of the next word.
+
+    Args:
+        vocabulary: Number of words of the joint vocabulary.
+        layers: Of the encoder and of the decoder.
+        dimension: Of embeddings and hidden vectors, an even number.
+        feed_forward: Units of the feed-forward layers.
+        heads: Attention heads, a divisor of the dimension.
+        dropout: On embeddings and on the output of every sublayer.
+        share: Which embeddings are one matrix: ``"all"`` (source, target and output), ``"output"`` (target and output)
+            or ``"none"``.
+        norm_first: LayerNorm before each sublayer instead of after its residual connection.
+        padding: Index of the padding word.
+        max_length: The longest sentence.
+
+    Raises:
+        ValueError: An argument does not fit the others.
+
+    Example:
+        >>> model = Transformer(50, layers=1, dimension=8, feed_forward=16, heads=2)
+        >>> model(torch.ones(3, 7, dtype=torch.long), torch.ones(3, 5, dtype=torch.long)).shape
+        torch.Size([3, 5, 50])
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        layers: int = 6,
+        dimension: int = 512,
+        feed_forward: int = 1024,
+        heads: int = 4,
+        dropout: float = 0.3,
+        share: str = "all",
+        norm_first: bool = False,
+        padding: int = 0,
+        max_length: int = 512,
+    ) -> None:
+        super().__init__()
+        if dimension % 2 or dimension % heads:
+            raise ValueError(f"dimension must be even and a multiple of heads ({heads}), got {dimension}")
+        if share not in ("all", "output", "none"):
+            raise ValueError(f"share must be 'all', 'output' or 'none', got {share!r}")
+        self.padding = padding
+        self.scale = math.sqrt(dimension)
+        self.target_embedding = _embedding(vocabulary, dimension, padding)
+        self.source_embedding = self.target_embedding if share == "all" else _embedding(vocabulary, dimension, padding)
+        # One matrix in two roles: the output layer then has no weight of its own.
+        self.output = nn.Linear(dimension, vocabulary, bias=False) if share == "none" else None
+        self.dropout = nn.Dropout(dropout)
+        options = (dimension, feed_forward, heads, dropout, norm_first)
+        self.encoder = nn.ModuleList(_EncoderLayer(*options) for _ in range(layers))
+        self.decoder = nn.ModuleList(_DecoderLayer(*options) for _ in range(layers))
+        self.encoder_norm = nn.LayerNorm(dimension) if norm_first else nn.Identity()
+        self.decoder_norm = nn.LayerNorm(dimension) if norm_first else nn.Identity()
+        self.register_buffer("positions", _sinusoids(max_length, dimension), persistent=False)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """Return logits of the next word at every place.
+
+        Args:
+            source: Words ``[batch, source length]``, padded at the end.
+            target: Words so far ``[batch, target length]``: the begin mark, then the translation.
+
+        Returns:
+            Logits ``[batch, target length, vocabulary]``.
+        """
+        return self.decode(target, self.encode(source), source)
+
+    def encode(self, source: Tensor) -> Tensor:
+        """Return the encoder's vectors ``[batch, source length, dimension]``."""
+        hidden, mask = self._embed(source, self.source_embedding), self._mask(source)
+        for layer in self.encoder:
+            hidden = layer(hidden, mask)
+        return self.encoder_norm(hidden)
+
+    def decode(self, target: Tensor, memory: Tensor, source: Tensor) -> Tensor:
+        """Return logits for the words so far, given what :meth:`encode` returned for ``source``."""
+        hidden, mask = self._embed(target, self.target_embedding), self._mask(source)
+        for layer in self.decoder:
+            hidden = layer(hidden, memory, mask)
+        hidden = self.decoder_norm(hidden)
+        return functional.linear(hidden, self.target_embedding.weight) if self.output is None else self.output(hidden)
+
+    def _embed(self, words: Tensor, embedding: nn.Embedding) -> Tensor:
+        positions: Tensor = self.positions  # type: ignore[assignment]
+        if words.shape[1] > len(positions):
+            raise ValueError(f"max_length is {len(positions)}, but a sentence has {words.shape[1]} words: raise it")
+        vectors = embedding(words)
+        return self.dropout(vectors * self.scale + positions[: words.shape[1]].to(vectors.dtype))
+
+    def _mask(self, source: Tensor) -> Tensor:
+        return (source != self.padding)[:, None, None, :]
+
+
+class _Attention(nn.Module):
+    """Multi-head attention."""
+
+    def __init__(self, dimension: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value, self.output = (nn.Linear(dimension, dimension) for _ in range(4))
+
+    def forward(self, hidden: Tensor, memory: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        query, key, value = (
+            self._split(self.query(hidden)),
+            self._split(self.key(memory)),
+            self._split(self.value(memory)),
+        )
+        mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal)
+        return self.output(mixed.transpose(1, 2).flatten(2))
+
+    def _split(self, vectors: Tensor) -> Tensor:
+        """Map ``[batch, length, dimension]`` to ``[batch, heads, length, dimension / heads]``."""
+        return vectors.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+
+class _Sublayer(nn.Module):
+    """A residual connection with dropout and LayerNorm around what a layer does."""
+
+    def __init__(self, dimension: int, dropout: float, norm_first: bool) -> None:
+        super().__init__()
+        self.norm, self.dropout, self.norm_first = nn.LayerNorm(dimension), nn.Dropout(dropout), norm_first
+
+    def before(self, hidden: Tensor) -> Tensor:
+        return self.norm(hidden) if self.norm_first else hidden
+
+    def after(self, hidden: Tensor, change: Tensor) -> Tensor:
+        total = hidden + self.dropout(change)
+        return total if self.norm_first else self.norm(total)
+
+
+def _feed_forward(dimension: int, units: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(dimension, units), nn.ReLU(), nn.Linear(units, dimension))
+
+
+class _EncoderLayer(nn.Module):
+    """Self-attention and a feed-forward network."""
+
+    def __init__(self, dimension: int, feed_forward: int, heads: int, dropout: float, norm_first: bool) -> None:
+        super().__init__()
+        self.attention, self.feed_forward = _Attention(dimension, heads), _feed_forward(dimension, feed_forward)
+        self.around_attention, self.around_feed_forward = (_Sublayer(dimension, dropout, norm_first) for _ in range(2))
+
+    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        seen = self.around_attention.before(hidden)
+        hidden = self.around_attention.after(hidden, self.attention(seen, seen, mask))
+        return self.around_feed_forward.after(hidden, self.feed_forward(self.around_feed_forward.before(hidden)))
+
+
+class _DecoderLayer(nn.Module):
+    """Causal self-attention, attention to the source and a feed-forward network."""
+
+    def __init__(self, dimension: int, feed_forward: int, heads: int, dropout: float, norm_first: bool) -> None:
+        super().__init__()
+        self.attention, self.source_attention = _Attention(dimension, heads), _Attention(dimension, heads)
+        self.feed_forward = _feed_forward(dimension, feed_forward)
+        self.around_attention, self.around_source, self.around_feed_forward = (
+            _Sublayer(dimension, dropout, norm_first) for _ in range(3)
+        )
+
+    def forward(self, hidden: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+        seen = self.around_attention.before(hidden)
+        hidden = self.around_attention.after(hidden, self.attention(seen, seen, causal=True))
+        seen = self.around_source.before(hidden)
+        hidden = self.around_source.after(hidden, self.source_attention(seen, memory, mask))
+        return self.around_feed_forward.after(hidden, self.feed_forward(self.around_feed_forward.before(hidden)))
+
+
+def _embedding(vocabulary: int, dimension: int, padding: int) -> nn.Embedding:
+    embedding = nn.Embedding(vocabulary, dimension, padding_idx=padding)
+    with torch.no_grad():
+        embedding.weight.normal_(std=dimension**-0.5)[padding].zero_()
+    return embedding
+
+
+def _sinusoids(length: int, dimension: int) -> Tensor:
+    """Return the position vectors ``[length, dimension]``: sines in the first half, cosines in the second."""
+    frequencies = torch.exp(torch.arange(0, dimension, 2) * (-math.log(10000.0) / dimension))
+    angles = torch.arange(length).unsqueeze(1) * frequencies
+    return torch.cat([angles.sin(), angles.cos()], dim=1)

@@ -1,0 +1,213 @@
+"""The record of a run: ``record.jsonl``, one JSON object a line.
+
+- ``{"kind": "header", "config": {...}, "command": [...], "commit": ..., "versions": {...}, "hardware": {...},
+  "started": ...}`` comes first;
+- ``{"kind": "row", "step": ..., "epoch": ..., "train_loss": ..., "rate": ..., <metrics>, "seconds": ...}`` after every
+  epoch: the mean loss of its steps, then the learning rate and the metrics at its end, and the seconds of training so
+  far (evaluation left out);
+- ``{"kind": "summary", "metrics": {...}, "best": {...}, "seconds": ..., "steps": ..., "diverged": ...,
+  "finished": ...}`` at the end, so a run with a summary is a finished one.
+
+A number that is infinite or NaN is ``null``, since JSON knows neither.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from apo_experiments import provenance
+from apo_experiments.errors import UserError
+from apo_experiments.files import append, explained, flush_to_disk, write_atomically
+from apo_experiments.runs import RunConfig
+
+__all__ = ["NAME", "Record", "RecordWriter", "find", "read"]
+
+#: The file's name in a run's folder.
+NAME = "record.jsonl"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is known about one run.
+
+    Attributes:
+        config: What identifies it.
+        header: Its first line: command, commit, versions, hardware, start.
+        rows: Its curve.
+        summary: Its last line, or None while it is unfinished.
+
+    Example:
+        >>> config = RunConfig("rosenbrock", "SGD", "sgd", "smoke", seed=0, epochs=1)
+        >>> Record(config, {}, [], None).finished
+        False
+    """
+
+    config: RunConfig
+    header: dict[str, Any]
+    rows: list[dict[str, Any]]
+    summary: dict[str, Any] | None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return self.summary is not None
+
+
+@final
+class RecordWriter:
+    """Writes the record of one run, or goes on with one that is there.
+
+    Args:
+        directory: The run's folder.
+        config: What identifies the run.
+
+    Raises:
+        UserError: The record cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> config = RunConfig("rosenbrock", "SGD", "sgd", "smoke", seed=0, epochs=1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     writer = RecordWriter(Path(folder), config)
+        ...     writer.append({"step": 10, "train_loss": 0.5}, {"step": 20, "train_loss": math.inf})
+        ...     kept = writer.truncate_to(10)
+        ...     writer.finish({"metrics": {"train_loss": 0.5}})
+        ...     record = read(Path(folder) / NAME)
+        >>> record.rows, record.summary["metrics"]
+        ([{'kind': 'row', 'step': 10, 'train_loss': 0.5}], {'train_loss': 0.5})
+    """
+
+    def __init__(self, directory: Path, config: RunConfig) -> None:
+        self.path = directory / NAME
+        self.config = config
+        try:
+            read(self.path)
+        except UserError:
+            self.truncate_to(0)
+
+    def append(self, *rows: Mapping[str, Any]) -> None:
+        """Add rows."""
+        append(self.path, b"".join(_line({"kind": "row", **row}) for row in rows))
+
+    def truncate_to(self, step: int) -> list[dict[str, Any]]:
+        """Drop all rows after ``step`` and return the others; at 0 the run starts anew, with a header of today."""
+        if step == 0:
+            write_atomically(self.path, _line(self._header()))
+            return []
+        record = read(self.path)
+        rows = [row for row in record.rows if row["step"] <= step]
+        write_atomically(self.path, b"".join(map(_line, [record.header, *rows])))
+        return rows
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Add the summary, which makes the run a finished one."""
+        append(self.path, _line({"kind": "summary", **summary, "finished": _now()}))
+        self.sync()
+
+    def sync(self) -> None:
+        """Wait until all rows are on the disk."""
+        with explained(self.path):
+            flush_to_disk(self.path)
+
+    def _header(self) -> dict[str, Any]:
+        about = provenance.describe(torch.device(self.config.device))
+        return {"kind": "header", "config": asdict(self.config), **about, "started": _now()}
+
+
+def read(path: Path) -> Record:
+    """Read a record.
+
+    A line that a crash has torn, and whatever follows it, counts as not written.
+
+    Args:
+        path: The file ``record.jsonl``.
+
+    Raises:
+        UserError: There is no such file, or it does not begin with a header.
+
+    Example:
+        >>> read(Path("nowhere") / NAME)
+        Traceback (most recent call last):
+        ...
+        apo_experiments.errors.UserError: nowhere/record.jsonl is missing or damaged: give the command of its
+        run again.
+    """
+    lines = _readable_lines(path)
+    try:
+        config = RunConfig(**lines[0]["config"])
+    except (IndexError, KeyError, TypeError):
+        raise UserError(f"{path} is missing or damaged: give the command of its run again.") from None
+    rows = [line for line in lines if line["kind"] == "row"]
+    summaries = [line for line in lines if line["kind"] == "summary"]
+    return Record(config, lines[0], rows, summaries[-1] if summaries else None)
+
+
+def find(root: Path, recipe: str | None = None, scale: str | None = None) -> list[Record]:
+    """Return all records below a folder, finished ones first.
+
+    Args:
+        root: The folder of all runs; it need not exist.
+        recipe: Only runs of this recipe.
+        scale: Only runs of this scale.
+
+    Example:
+        >>> find(Path("nowhere"))
+        []
+    """
+    records = []
+    for path in sorted(root.glob(f"**/{NAME}")):
+        try:
+            record = read(path)
+        except UserError:
+            continue
+        if recipe in (None, record.config.recipe) and scale in (None, record.config.scale):
+            records.append(record)
+    return sorted(records, key=lambda record: not record.finished)
+
+
+def _readable_lines(path: Path) -> list[dict[str, Any]]:
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return []
+    lines = []
+    # What follows the last newline is torn even where it happens to be readable.
+    for line in content.split(b"\n")[:-1]:
+        try:
+            parsed = json.loads(line)
+        except ValueError:
+            break
+        if not isinstance(parsed, dict) or "kind" not in parsed:
+            break
+        lines.append(parsed)
+    return lines
+
+
+def _line(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(_plain(content), allow_nan=False).encode() + b"\n"
+
+
+def _plain(value: Any) -> Any:
+    """Return ``value`` as JSON can hold it."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    # Tensors and numpy's arrays and numbers say what they hold; anything else, such as a path, by its name.
+    return _plain(value.tolist()) if hasattr(value, "tolist") else str(value)
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

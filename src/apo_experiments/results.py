@@ -1,0 +1,184 @@
+"""From records to results: which runs belong together, their mean and spread, and how they stand beside the paper's."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from apo_experiments.recipe import Recipe
+from apo_experiments.records import Record
+from apo_experiments.runs import RunConfig
+
+__all__ = ["Result", "current", "figure_text", "findings", "leader", "summarise", "value"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the runs of one entry of a recipe gave.
+
+    Attributes:
+        label: The entry's label.
+        values: The recipe's metric at the end of each run that has one, by seed.
+        diverged: How many runs diverged.
+        unfinished: How many runs have not come to their end.
+        paper: The paper's figure.
+
+    Example:
+        >>> result = Result("SGDm", (75.0, 76.0), paper=75.73)
+        >>> result.mean, result.low, result.high
+        (75.5, 75.0, 76.0)
+    """
+
+    label: str
+    values: tuple[float, ...] = ()
+    diverged: int = 0
+    unfinished: int = 0
+    paper: float | None = None
+
+    @property
+    def mean(self) -> float | None:
+        """The mean over the seeds."""
+        return math.fsum(self.values) / len(self.values) if self.values else None
+
+    @property
+    def low(self) -> float | None:
+        """The smallest value."""
+        return min(self.values, default=None)
+
+    @property
+    def high(self) -> float | None:
+        """The largest value."""
+        return max(self.values, default=None)
+
+
+def value(record: Record, metric: str) -> float | None:
+    """Return the final value of a metric, or None if the run has none: unfinished, diverged, or not measured.
+
+    Example:
+        >>> config = RunConfig("rosenbrock", "SGD", "sgd", "smoke", seed=0, epochs=1)
+        >>> value(Record(config, {}, [], {"metrics": {"loss": 0.5}}), "loss")
+        0.5
+    """
+    found = (record.summary or {}).get("metrics", {}).get(metric)
+    return float(found) if found is not None and math.isfinite(found) else None
+
+
+def current(recipe: Recipe, scale: str, records: Iterable[Record]) -> list[Record]:
+    """Return the runs that stand for a recipe at a scale: one setting for each entry, in the recipe's order.
+
+    Sweeps and ``--set`` leave runs of the same entry with other settings. The setting that the recipe plans today
+    is preferred; where it has not been run, the one that was started last.
+
+    Args:
+        recipe: The recipe.
+        scale: The scale.
+        records: All records; those of other recipes and scales are left out.
+    """
+    from apo_experiments.recipes import plan
+
+    planned = {_variant(config) for config in plan(recipe, scale)}
+    order = {entry.label: position for position, entry in enumerate(recipe.entries)}
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        if (record.config.recipe, record.config.scale) == (recipe.name, scale) and record.config.label in order:
+            groups.setdefault(record.config.label, []).append(record)
+    chosen: list[Record] = []
+    for group in groups.values():
+        latest = _variant(max(group, key=lambda record: str(record.header.get("started", ""))).config)
+        wanted = planned & {_variant(record.config) for record in group} or {latest}
+        chosen += [record for record in group if _variant(record.config) in wanted]
+    return sorted(chosen, key=lambda record: (order[record.config.label], record.config.seed))
+
+
+def summarise(recipe: Recipe, records: Iterable[Record]) -> list[Result]:
+    """Return one result for each entry of a recipe, also for those without records.
+
+    Args:
+        recipe: The recipe.
+        records: Runs with one setting for each label, as from :func:`current`.
+    """
+    groups: dict[str, list[Record]] = {entry.label: [] for entry in recipe.entries}
+    for record in records:
+        groups[record.config.label].append(record)
+    return [_result(recipe, entry.label, entry.paper, groups[entry.label]) for entry in recipe.entries]
+
+
+def leader(recipe: Recipe, results: Iterable[Result], paper: bool = False) -> Result | None:
+    """Return the result that is best by the recipe's goal, or None if there is none.
+
+    Args:
+        recipe: The recipe, which says whether less or more is better.
+        results: The results.
+        paper: Whether the paper's figures count instead of ours.
+    """
+    ranked = [(figure, result) for result in results if (figure := result.paper if paper else result.mean) is not None]
+    if not ranked:
+        return None
+    best = min if recipe.goal == "min" else max
+    return best(ranked, key=lambda pair: pair[0])[1]
+
+
+def findings(recipe: Recipe, scale: str, results: Sequence[Result]) -> list[str]:
+    """Say in sentences who is in front and where our runs fall short of the paper.
+
+    Example:
+        >>> recipe = Recipe("r", "", "", None, {}, (), {}, (), metric="accuracy", goal="max")
+        >>> findings(recipe, "paper", [Result("SGDm", (76.0,), paper=75.73), Result("APO", (75.5,), paper=77.42)])
+        ['In front here: SGDm with 76; in the paper: APO with 77.42.', 'APO falls short of the paper: 75.5 against 77.42.']
+    """
+    sentences = []
+    first, paper_first = leader(recipe, results), leader(recipe, results, paper=True)
+    if first is not None and scale == "smoke":
+        sentences.append("This scale shows that everything runs; its figures say nothing about the methods.")
+    elif first is not None:
+        other = f"; in the paper: {paper_first.label} with {figure_text(paper_first.paper)}" if paper_first else ""
+        sentences.append(f"In front here: {first.label} with {figure_text(first.mean)}{other}.")
+    if scale == "paper":
+        for result in results:
+            if result.mean is not None and result.paper is not None and _worse(recipe, result.mean, result.paper):
+                ours, theirs = figure_text(result.mean), figure_text(result.paper)
+                sentences.append(f"{result.label} falls short of the paper: {ours} against {theirs}.")
+    return sentences + _incomplete(results)
+
+
+def figure_text(number: float | None) -> str:
+    """Write a number with four digits, or a dash for none.
+
+    Example:
+        >>> figure_text(94.7512), figure_text(1.3e-13), figure_text(None)
+        ('94.75', '1.3e-13', '–')
+    """
+    return "–" if number is None else f"{number:.4g}"
+
+
+def _result(recipe: Recipe, label: str, paper: float | None, records: list[Record]) -> Result:
+    ordered = sorted(records, key=lambda record: record.config.seed)
+    values = tuple(found for record in ordered if (found := value(record, recipe.metric)) is not None)
+    diverged = sum(bool(record.summary and record.summary.get("diverged")) for record in records)
+    unfinished = sum(not record.finished for record in records)
+    return Result(label, values, diverged, unfinished, paper)
+
+
+def _variant(config: RunConfig) -> str:
+    """Return what decides a run beside its seed and device; a record has been through JSON, a plan has not."""
+    content: list[Any] = [config.label, config.method, config.epochs, config.hyper, config.options]
+    return json.dumps(content, sort_keys=True, default=str)
+
+
+def _worse(recipe: Recipe, ours: float, theirs: float) -> bool:
+    return ours > theirs if recipe.goal == "min" else ours < theirs
+
+
+def _incomplete(results: Sequence[Result]) -> list[str]:
+    diverged = [f"{result.label} ({result.diverged})" for result in results if result.diverged]
+    unfinished = [f"{result.label} ({result.unfinished})" for result in results if result.unfinished]
+    missing = [r.label for r in results if not (r.values or r.diverged or r.unfinished)]
+    sentences = [f"Runs that diverged: {', '.join(diverged)}."] if diverged else []
+    if unfinished:
+        sentences.append(f"Unfinished runs, left out here: {', '.join(unfinished)}.")
+    if missing and len(missing) < len(results):
+        sentences.append(f"Not run yet: {', '.join(missing)}.")
+    return sentences

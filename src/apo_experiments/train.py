@@ -1,0 +1,247 @@
+"""One loop that trains every recipe.
+
+A run is decided by its :class:`RunConfig` alone: the weights, the order of the data and dropout follow from its seed,
+evaluation leaves no trace, and a run that was stopped goes on as if it had not been. On a GPU no step waits for the
+host: losses are summed on the device and read once an epoch, and every few seconds for whoever is watching.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from apo_experiments.checkpoints import Checkpoint
+from apo_experiments.errors import UserError
+from apo_experiments.interruption import Interruption, interruptible
+from apo_experiments.listeners import Listener, Silence
+from apo_experiments.locks import locked
+from apo_experiments.problem import Budget
+from apo_experiments.recipe import Recipe, Setting
+from apo_experiments.records import NAME, Record, RecordWriter, read
+from apo_experiments.runs import RunConfig
+from apo_experiments.training import Training
+
+__all__ = ["Listener", "Silence", "train"]
+
+#: How a step says that there is nothing left to train; apo.NonFiniteError is the first of them.
+_DIVERGENCE = (FloatingPointError, torch.linalg.LinAlgError)  # pyright: ignore[reportPrivateImportUsage]
+_BOOKKEEPING = ("kind", "step", "epoch", "seconds")
+
+
+def train(
+    config: RunConfig,
+    *,
+    root: Path,
+    data_dir: Path | None = None,
+    listener: Listener | None = None,
+    checkpoint_seconds: float = 60.0,
+    row_seconds: float = 10.0,
+) -> Record:
+    """Train one run to its end: from the start, from its checkpoint, or not at all if it is finished.
+
+    Ctrl-C and SIGTERM end it after the step at hand, with a checkpoint. Torch's random streams belong to the process,
+    so a process trains one run at a time.
+
+    Args:
+        config: The run.
+        root: The folder of all runs.
+        data_dir: The folder of the data sets.
+        listener: Hears of progress.
+        checkpoint_seconds: How much work a crash may cost.
+        row_seconds: How often the listener hears of an epoch that is not over yet.
+
+    Returns:
+        The finished record. A run whose loss is no longer finite is finished, too: its summary says ``diverged``.
+
+    Raises:
+        UserError: The run cannot be carried out; the message says what to do.
+        KeyboardInterrupt: It was interrupted; the same call goes on with it.
+
+    Example:
+        >>> import tempfile
+        >>> from apo_experiments.recipes import RECIPES, plan
+        >>> config = plan(RECIPES["rosenbrock"], "smoke")[0]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     record = train(config, root=Path(folder))
+        >>> record.summary["diverged"]
+        False
+    """
+    listener = listener or Silence()
+    directory = config.directory(Path(root))
+    record = _finished(directory)
+    if record is None:
+        recipe = _recipe(config.recipe)
+        setting = Setting(config.seed, _device(config.device), data_dir)
+        torch.manual_seed(config.seed)
+        if recipe.compute is not None:
+            record = _compute(config, recipe, setting, directory, listener)
+        else:
+            # Built before anything is written: where data or packages are missing, no trace of the run is left.
+            run = Training(config, recipe, setting)
+            with locked(directory):
+                checkpoint = Checkpoint(directory, checkpoint_seconds)
+                record = _finished(directory) or _train(run, directory, checkpoint, listener, row_seconds)
+    listener.finished(record)
+    return record
+
+
+def _train(run: Training, directory: Path, checkpoint: Checkpoint, listener: Listener, row_seconds: float) -> Record:
+    """Train to the end and close the record."""
+    writer = RecordWriter(directory, run.config)
+    listener.started(run.config, run.budget)
+    _resume(run, writer, checkpoint, listener)
+    reason = None
+    with interruptible() as interruption:
+        try:
+            _loop(run, writer, checkpoint, listener, interruption, row_seconds)
+        except _DIVERGENCE as error:
+            reason = str(error)
+            listener.message(f"{run.config.label}, seed {run.config.seed}, diverged: {reason}")
+    rows = read(writer.path).rows
+    writer.finish(_summary(run.recipe, rows, rows[-1] if rows else {}, run.seconds(), run.step, reason))
+    checkpoint.remove()
+    if interruption.requested:  # too late for this run, in time for whatever comes after it
+        raise KeyboardInterrupt
+    return read(writer.path)
+
+
+def _loop(
+    run: Training,
+    writer: RecordWriter,
+    checkpoint: Checkpoint,
+    listener: Listener,
+    interruption: Interruption,
+    row_seconds: float,
+) -> None:
+    """Step, evaluate, record, save."""
+    told = time.monotonic()
+    run.start_clock()
+    while run.step < run.budget.steps:
+        run.advance()
+        if run.step % run.budget.steps_per_epoch == 0:
+            row = run.close_epoch()
+            writer.append(row)
+            listener.row(row)
+            _check_metric(run.recipe, row, at_the_end=run.step == run.budget.steps)
+            told = time.monotonic()
+        elif time.monotonic() - told > row_seconds:
+            listener.row(run.row())
+            told = time.monotonic()
+        if checkpoint.due() or interruption.requested:
+            state = run.state_dict()
+            with run.off_the_clock():
+                writer.sync()  # the rows of the checkpoint must not be lost to a power cut that spares it
+                checkpoint.save(state)
+            if interruption.requested:
+                listener.message(
+                    f"stopped after step {run.step} of {run.budget.steps}; the same command goes on from here"
+                )
+                raise KeyboardInterrupt
+
+
+def _resume(run: Training, writer: RecordWriter, checkpoint: Checkpoint, listener: Listener) -> None:
+    """Bring the run and its record to where the checkpoint is, or to the beginning."""
+    state = checkpoint.load(run.device)
+    if state is None:
+        writer.truncate_to(0)
+        return
+    rows = writer.truncate_to(int(state["step"]))
+    if len(rows) != int(state["step"]) // run.budget.steps_per_epoch:
+        listener.message(f"{writer.path} has lost rows, so the run starts anew")
+        checkpoint.remove()
+        writer.truncate_to(0)
+        return
+    try:
+        run.load_state_dict(state)
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{checkpoint.path} does not fit this version of the program ({type(error).__name__}): delete it, and the "
+            "same command starts the run anew."
+        ) from error
+    listener.message(f"going on from step {run.step} of {run.budget.steps}")
+    if state["device"] != run.device.type:
+        listener.message(f"the run began on {state['device']}: on {run.device.type} it goes on, but not bit for bit")
+
+
+def _compute(config: RunConfig, recipe: Recipe, setting: Setting, directory: Path, listener: Listener) -> Record:
+    """Carry out a recipe that is no training run."""
+    assert recipe.compute is not None
+    listener.started(config, Budget(1, 1))
+    began = time.monotonic()
+    rows, metrics = recipe.compute(config.options, setting, config.hyper)
+    seconds = time.monotonic() - began
+    reason = None
+    try:
+        _check_metric(recipe, metrics, at_the_end=True)
+    except FloatingPointError as error:
+        reason = str(error)
+    with locked(directory):
+        writer = RecordWriter(directory, config)
+        writer.truncate_to(0)
+        writer.append(*({"step": step, **row} for step, row in enumerate(rows)))
+        writer.finish(_summary(recipe, [], metrics, seconds, len(rows), reason))
+    return read(writer.path)
+
+
+def _check_metric(recipe: Recipe, row: Mapping[str, Any], at_the_end: bool) -> None:
+    """Raise if the recipe's metric is not finite; a costly one may be missing until the end, but not then."""
+    if at_the_end and recipe.metric not in row:
+        raise ValueError(
+            f"recipe {recipe.name!r} shows the metric {recipe.metric!r}, but its task reports only {sorted(row)}"
+        )
+    if not math.isfinite(row.get(recipe.metric, 0.0)):
+        raise FloatingPointError(f"{recipe.metric} is {row[recipe.metric]}")
+
+
+def _summary(
+    recipe: Recipe, rows: list[dict[str, Any]], last: Mapping[str, Any], seconds: float, steps: int, reason: str | None
+) -> dict[str, Any]:
+    """Return the summary: the last row's figures, the row with the best metric, and whether the run diverged.
+
+    A run that diverged has no final figures: its last good row is not its result.
+    """
+    metrics = {name: value for name, value in last.items() if name not in _BOOKKEEPING}
+    if reason is not None:
+        metrics = dict.fromkeys([*metrics, recipe.metric])
+    comparable = [row for row in rows if row.get(recipe.metric) is not None]
+    best = min if recipe.goal == "min" else max
+    best_row = best(comparable, key=lambda row: row[recipe.metric]) if comparable else dict(metrics)
+    best_row = {name: value for name, value in best_row.items() if name != "kind"}
+    summary = {"metrics": metrics, "best": best_row, "seconds": seconds, "steps": steps, "diverged": reason is not None}
+    return summary if reason is None else {**summary, "reason": reason}
+
+
+def _finished(directory: Path) -> Record | None:
+    try:
+        record = read(directory / NAME)
+    except UserError:
+        return None
+    if not record.finished:
+        return None
+    with suppress(UserError):  # left by a process that was killed after its last line
+        Checkpoint(directory).remove()
+    return record
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"the device {name!r} is unknown: use cpu or cuda.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"the device {name!r} was asked for, but torch finds no CUDA here: use --device cpu.")
+    return device
+
+
+def _recipe(name: str) -> Recipe:
+    from apo_experiments.recipes import RECIPES
+
+    if name not in RECIPES:
+        raise UserError(f"there is no recipe {name!r}: choose one of {', '.join(sorted(RECIPES))}.")
+    return RECIPES[name]

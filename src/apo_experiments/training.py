@@ -1,0 +1,160 @@
+"""A run in memory: the problem, the optimizer at work on it, and the state that a checkpoint holds."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from apo.isolation import RandomState, undisturbed
+from apo_experiments.errors import UserError
+from apo_experiments.method import Method
+from apo_experiments.problem import Budget
+from apo_experiments.recipe import Recipe, Setting
+from apo_experiments.runs import RunConfig
+
+__all__ = ["Training"]
+
+
+@final
+class Training:
+    """A run in memory: what the loop moves forward, and what a checkpoint holds.
+
+    Args:
+        config: The run.
+        recipe: Its recipe, which has a task.
+        setting: The seed, the device and the folder of the data.
+
+    Attributes:
+        step: Steps taken.
+        loss_sum: The sum of the losses of this epoch, on the device; NaN as soon as one of them is.
+
+    Raises:
+        UserError: The method is unknown, there is nothing to train, or the task or the method says what is missing.
+
+    Example:
+        >>> from apo_experiments.recipes import RECIPES, plan
+        >>> config = plan(RECIPES["rosenbrock"], "smoke")[0]
+        >>> run = Training(config, RECIPES["rosenbrock"], Setting(0, torch.device("cpu"), None))
+        >>> run.advance()
+        >>> run.step, sorted(run.row())
+        (1, ['epoch', 'rate', 'seconds', 'step', 'train_loss'])
+    """
+
+    def __init__(self, config: RunConfig, recipe: Recipe, setting: Setting) -> None:
+        assert recipe.task is not None, f"recipe {recipe.name!r} has neither a task nor a compute function"
+        if config.epochs < 1:
+            raise UserError(f"epochs was {config.epochs}: it must be at least 1.")
+        self.config = config
+        self.recipe = recipe
+        self.device = setting.device
+        method = _method(config.method)
+        self.problem = recipe.task(config.options, setting)
+        self.problem.model.train()
+        steps_per_epoch = self.problem.batches.steps_per_epoch
+        self.budget = Budget(config.epochs * steps_per_epoch, steps_per_epoch)
+        self.stepper = method.build(self.problem, config.hyper, self.budget)
+        # Dropout has a stream of its own, whatever building the network and the optimizer has drawn.
+        torch.manual_seed(_derived_seed(config.seed))
+        self.step = 0
+        dtype = torch.float32 if setting.device.type == "mps" else torch.float64
+        self.loss_sum = torch.zeros((), dtype=dtype, device=setting.device)
+        self._seconds_before = 0.0
+        self._clock = time.monotonic()
+
+    def advance(self) -> None:
+        """Take one step. Nothing here waits for the device."""
+        inputs, target = self.problem.batches.next()
+        self.loss_sum.add_(self.stepper.step(inputs, target).detach())
+        self.step += 1
+
+    def close_epoch(self) -> dict[str, Any]:
+        """Return the row of the epoch that is over, metrics included, and begin the next.
+
+        Raises:
+            FloatingPointError: The loss is not finite.
+        """
+        row = self.row()
+        if not math.isfinite(row["train_loss"]):
+            raise FloatingPointError(f"the training loss was {row['train_loss']} before step {self.step}")
+        self.loss_sum.zero_()
+        with self.off_the_clock():
+            return {**row, **self.stepper.telemetry(), **self.evaluate(), "seconds": row["seconds"]}
+
+    def row(self) -> dict[str, Any]:
+        """Return how the epoch has gone so far."""
+        steps = (self.step - 1) % self.budget.steps_per_epoch + 1
+        loss = float(self.loss_sum) / steps  # waits for the device, so that the clock below counts finished work
+        return {
+            "step": self.step,
+            "epoch": self.step / self.budget.steps_per_epoch,
+            "train_loss": loss,
+            "rate": float(self.stepper.rate()),
+            "seconds": self.seconds(),
+        }
+
+    def evaluate(self) -> dict[str, float]:
+        """Return the metrics; whatever evaluation does to modes, buffers, gradients and random streams is undone."""
+        modules = [module for module in (self.problem.model, self.problem.loss) if isinstance(module, nn.Module)]
+        with undisturbed(modules, []), torch.no_grad():
+            metrics = self.problem.evaluate(self.problem.model)
+        return {name: float(value) for name, value in metrics.items() if value is not None}
+
+    def start_clock(self) -> None:
+        """Count seconds from here: building and loading are not training."""
+        self._clock = time.monotonic()
+
+    def seconds(self) -> float:
+        """Return how long training has taken, in all sessions, without evaluation and saving."""
+        return self._seconds_before + time.monotonic() - self._clock
+
+    @contextmanager
+    def off_the_clock(self) -> Iterator[None]:
+        """Do something that is not training."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._clock += time.monotonic() - began
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that an exact resume needs, as plain data."""
+        return {
+            "step": self.step,
+            "loss_sum": float(self.loss_sum),
+            "seconds": self.seconds(),
+            "device": self.device.type,
+            "model": self.problem.model.state_dict(),
+            "stepper": self.stepper.state_dict(),
+            "batches": self.problem.batches.state_dict(),
+            "random": RandomState.capture([self.device]).state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where :meth:`state_dict` was called."""
+        self.problem.model.load_state_dict(state["model"])
+        self.stepper.load_state_dict(state["stepper"])
+        self.problem.batches.load_state_dict(state["batches"])
+        self.step = int(state["step"])
+        self.loss_sum.fill_(state["loss_sum"])
+        self._seconds_before = float(state["seconds"])
+        if state["device"] == self.device.type:
+            RandomState.from_state_dict(state["random"]).restore()  # last: loading the rest may draw numbers
+
+
+def _derived_seed(seed: int) -> int:
+    return int.from_bytes(hashlib.sha256(f"training {seed}".encode()).digest()[:7], "big")
+
+
+def _method(name: str) -> Method:
+    from apo_experiments.methods import METHODS
+
+    if name not in METHODS:
+        raise UserError(f"there is no method {name!r}: choose one of {', '.join(sorted(METHODS))}.")
+    return METHODS[name]

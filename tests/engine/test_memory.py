@@ -1,0 +1,137 @@
+"""Meta-steps keep no graph and no tensor alive."""
+
+import gc
+import tracemalloc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import apo
+
+
+def start(door, rule, **options):
+    model, criterion = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), nn.CrossEntropyLoss()
+    settings = {"interval": 1, "history_limit": 5} | options
+    if door == "explicit":
+        tuner = apo.APO(model, rule(model), loss=criterion, **settings)
+        return tuner, tuner.step
+
+    tuner = apo.attach(rule(model), model, criterion, **settings)
+
+    def step(x, y):
+        tuner.optimizer.zero_grad()
+        criterion(model(x), y).backward()
+        tuner.optimizer.step()
+
+    return tuner, step
+
+
+def learning_rate(model):
+    return torch.optim.Adam(model.parameters(), lr=1e-3)
+
+
+def preconditioned(model):
+    warmup = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    return apo.Preconditioned(apo.Kronecker(model, lr=0.1, warmup=warmup, warmup_steps=5, momentum=0.5))
+
+
+def rate_and_momentum(model):
+    return apo.RateAndMomentum(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5))
+
+
+every_door = pytest.mark.parametrize("door", ["explicit", "attach"])
+every_rule = pytest.mark.parametrize("rule", [learning_rate, preconditioned, rate_and_momentum])
+
+
+def live_tensors():
+    gc.collect()
+    return sum(issubclass(type(item), torch.Tensor) for item in gc.get_objects())
+
+
+class Sentinel:
+    """Dies with the node of the graph that holds it."""
+
+
+def run(step, count):
+    for _ in range(count):
+        step(torch.randn(6, 3), torch.randint(2, (6,)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rule", "door", "count"),
+    [
+        (learning_rate, "explicit", 2000),
+        (learning_rate, "attach", 800),
+        (preconditioned, "explicit", 800),
+        (rate_and_momentum, "attach", 800),
+    ],
+)
+def test_thousands_of_meta_steps_do_not_grow_memory(rule, door, count):
+    tuner, step = start(door, rule)
+    run(step, 100)
+    tensors = live_tensors()
+    run(step, count - 500)
+    tracemalloc.start()
+    run(step, 200)  # torch and the interpreter fill small caches of fixed size
+    gc.collect()
+    before, _ = tracemalloc.get_traced_memory()
+    run(step, 200)
+    gc.collect()
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert tuner.steps == len(tuner.history) + count - 5 == count
+    assert live_tensors() <= tensors
+    assert after - before < 200 * 100, "more than a hundred bytes a meta-step stay behind"
+
+
+@every_door
+@every_rule
+@pytest.mark.parametrize("options", [{}, {"fsd_batch": "same"}, {"fsd_weight": 0.0}], ids=["previous", "same", "none"])
+def test_every_output_and_its_graph_die_with_the_step(rule, door, options):
+    tuner, step = start(door, rule, **options)
+    outputs, graphs = [], []
+
+    def watch(module, args, output):
+        outputs.append(weakref.ref(output))
+        if output.grad_fn is not None:
+            output.grad_fn.metadata["sentinel"] = sentinel = Sentinel()  # a node itself takes no weak reference
+            graphs.append(weakref.ref(sentinel))
+
+    tuner.model[-1].register_forward_hook(watch)
+    gc.disable()  # nothing may depend on the collector of cycles: graphs are large
+    try:
+        run(step, 3)
+        alive = [reference for reference in (*outputs, *graphs) if reference() is not None]
+    finally:
+        gc.enable()
+    assert len(outputs) >= 6 and len(graphs) >= 6
+    assert not alive
+
+
+def test_the_records_are_plain_numbers():
+    tuner, step = start("explicit", learning_rate)
+    run(step, 3)
+    for record in tuner.history:
+        assert all(type(value) is float for value in record.scalars().values())
+
+
+def test_the_history_keeps_no_more_than_its_limit():
+    tuner, step = start("explicit", learning_rate)
+    run(step, 9)
+    assert [record.step for record in tuner.history] == [4, 5, 6, 7, 8]
+
+
+def test_a_detached_tuner_can_be_collected():
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tuner = apo.APO(model, optimizer, loss=F.cross_entropy, interval=1)
+    tuner.step(torch.randn(4, 3), torch.randint(2, (4,)))
+    tuner.detach()
+    reference = weakref.ref(tuner)
+    del tuner
+    gc.collect()
+    assert reference() is None

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from apo_experiments.data import text, vocabulary
+from apo_experiments.errors import UserError
+
+PAIRS = text.generated(train=60, valid=5, test=5).train
+
+
+@pytest.mark.parametrize("size", [40, 200, 8000])
+def test_text_survives_encoding_and_decoding(size: int) -> None:
+    pytest.importorskip("sentencepiece")
+    made = vocabulary.build(PAIRS, size)
+    assert made.size <= size
+    for pair, (source, target) in zip(PAIRS, made.encode_pairs(PAIRS), strict=True):
+        assert (made.decode(source), made.decode(target)) == pair
+        assert min(source + target) >= 0 and max(source + target) < made.size
+        assert not {made.pad, made.bos, made.eos, made.unk} & {*source, *target}
+
+
+def test_decoding_stops_at_the_end_and_skips_padding() -> None:
+    pytest.importorskip("sentencepiece")
+    made = vocabulary.build(PAIRS, 64)
+    pieces = made.encode("bada")
+    assert made.decode([made.bos, *pieces, made.pad, made.eos, *pieces]) == "bada"
+
+
+def test_unknown_characters_become_unk() -> None:
+    pytest.importorskip("sentencepiece")
+    made = vocabulary.build(PAIRS, 64)
+    assert made.unk in made.encode("ß")
+
+
+def test_the_cache_is_used_and_knows_text_and_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sentencepiece")
+    first = vocabulary.build(PAIRS, 64, cache=tmp_path / "new")
+    assert [path.suffix for path in (tmp_path / "new").iterdir()] == [".model"]
+    vocabulary.build(PAIRS, 50, cache=tmp_path / "new")
+    vocabulary.build(PAIRS[1:], 64, cache=tmp_path / "new")
+    assert len(list((tmp_path / "new").iterdir())) == 3
+
+    def no_training(*_: object) -> bytes:
+        raise AssertionError("trained again in spite of the cache")
+
+    monkeypatch.setattr(vocabulary, "_train", no_training)
+    again = vocabulary.build(PAIRS, 64, cache=tmp_path / "new")
+    assert again.encode(PAIRS[0][0]) == first.encode(PAIRS[0][0])
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sentencepiece")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(UserError, match="No space left on device"):
+        vocabulary.build(PAIRS, 64, cache=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_vocabulary_smaller_than_the_alphabet_is_refused() -> None:
+    pytest.importorskip("sentencepiece")
+    with pytest.raises(UserError, match="No vocabulary of 10 pieces"):
+        vocabulary.build(PAIRS, 10)
+    with pytest.raises(ValueError, match="pairs is empty"):
+        vocabulary.build([], 10)
+
+
+def test_a_missing_sentencepiece_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    with pytest.raises(UserError, match=r"pip install 'apo-optim\[experiments\]'"):
+        vocabulary.build(PAIRS, 64)

@@ -1,0 +1,188 @@
+"""The tail is the whole displacement that the current gradient causes, found here by letting torch's optimizers run on.
+
+Two copies of an optimizer go on from the same state: one takes the gradient, one takes zero, and from then on both take
+zeros. What separates them after many steps is what the gradient has caused. Second moments and their bias corrections
+are held at the values that the real step left, bias corrections of the first moment at their limit.
+"""
+
+import copy
+
+import pytest
+import torch
+
+import apo
+
+RATE, DECAY = 0.1, 0.3
+FUTURE = 400  # 0.9 ** 400 = 5e-19
+LATE = 10**7  # a step count at which bias corrections and momentum schedules have reached their limits
+
+
+def hold_adam(state, group, gradient, held):
+    beta2 = group["betas"][1]
+    state["step"] = torch.tensor(float(LATE))
+    state["exp_avg_sq"] = (held["second"] - (1 - beta2) * gradient**2) / beta2
+    if "mu_product" in state:  # NAdam's
+        state["mu_product"] = torch.zeros(())
+    if "max_exp_avg_sq" in state:
+        state["max_exp_avg_sq"] = held["second"].clone()
+
+
+def hold_rmsprop(state, group, gradient, held):
+    alpha = group["alpha"]
+    state["square_avg"] = (held["second"] - (1 - alpha) * gradient**2) / alpha
+    if "grad_avg" in state:
+        state["grad_avg"] = (held["mean"] - (1 - alpha) * gradient) / alpha
+
+
+def hold_adamax(state, group, gradient, held):
+    state["step"] = torch.tensor(float(LATE))
+    state["exp_inf"] = held["norm"] / group["betas"][1]
+
+
+def hold_nothing(state, group, gradient, held):
+    """SGD has no second moments."""
+
+
+def moments(state, group):
+    """Reads the second moments, bias corrected, that the real step has left."""
+    if "exp_avg_sq" in state:
+        second = state.get("max_exp_avg_sq", state["exp_avg_sq"])
+        return {"second": second / (1 - group["betas"][1] ** float(state["step"]))}
+    if "square_avg" in state:
+        return {"second": state["square_avg"].clone(), "mean": state.get("grad_avg")}
+    return {"norm": state["exp_inf"].clone()} if "exp_inf" in state else {}
+
+
+CASES = {
+    "sgd": ("SGD", {}, hold_nothing),
+    "sgd-momentum": ("SGD", {"momentum": 0.9}, hold_nothing),
+    "sgd-dampening": ("SGD", {"momentum": 0.9, "dampening": 0.4}, hold_nothing),
+    "sgd-nesterov": ("SGD", {"momentum": 0.9, "nesterov": True}, hold_nothing),
+    "adam": ("Adam", {}, hold_adam),
+    "adam-amsgrad": ("Adam", {"amsgrad": True, "betas": (0.9, 0.5)}, hold_adam),
+    "adamw": ("AdamW", {"weight_decay": 0.0}, hold_adam),
+    "adamw-amsgrad": ("AdamW", {"weight_decay": 0.0, "amsgrad": True, "betas": (0.9, 0.5)}, hold_adam),
+    "nadam": ("NAdam", {}, hold_adam),
+    "rmsprop": ("RMSprop", {}, hold_rmsprop),
+    "rmsprop-momentum": ("RMSprop", {"momentum": 0.9}, hold_rmsprop),
+    "rmsprop-centered": ("RMSprop", {"momentum": 0.9, "centered": True}, hold_rmsprop),
+    "adamax": ("Adamax", {}, hold_adamax),
+}
+
+
+def prepared(case, steps, **options):
+    """Returns a parameter with a fresh gradient, and its optimizer after `steps` steps."""
+    torch.manual_seed(4)
+    name, own, hold = CASES[case]
+    weights = torch.nn.Parameter(torch.randn(3, 2, dtype=torch.float64))
+    optimizer = getattr(torch.optim, name)([weights], lr=RATE, **(own | options))
+    for _ in range(steps):
+        weights.grad = torch.randn_like(weights)
+        optimizer.step()
+    weights.grad = torch.randn_like(weights)
+    return weights, optimizer, hold
+
+
+def displacement_by_the_rule(weights, optimizer, **options):
+    rule = apo.LearningRate(optimizer, warm_start=False, **options)
+    before = weights.detach().clone()
+    rule.before_any_step()
+    rule.before_step()
+    optimizer.step()
+    return rule.propose({weights: before}).displacement()[0]
+
+
+def run_on(weights, optimizer, gradient, hold, held):
+    """Returns where a copy ends that takes `gradient` and then zeros, with the second moments held."""
+    weights, optimizer = copy.deepcopy((weights, optimizer))
+    group = optimizer.param_groups[0]
+    for step in range(FUTURE):
+        weights.grad = gradient if step == 0 else torch.zeros_like(gradient)
+        if step or optimizer.state[weights]:
+            hold(optimizer.state[weights], group, weights.grad, held)
+        optimizer.step()
+    return weights.detach()
+
+
+@pytest.mark.parametrize("steps", [1, 3, 20])
+@pytest.mark.parametrize("case", CASES)
+def test_tail_is_what_the_gradient_causes_over_all_future_steps(case, steps):
+    weights, optimizer, hold = prepared(case, steps)
+    twin, twin_optimizer = copy.deepcopy((weights, optimizer))
+    gradient = weights.grad.clone()
+    found = displacement_by_the_rule(weights, optimizer, over_relaxation=1.0)
+    held = moments(optimizer.state[weights], optimizer.param_groups[0])
+    caused = run_on(twin, twin_optimizer, gradient, hold, held)
+    caused -= run_on(twin, twin_optimizer, torch.zeros_like(gradient), hold, held)
+    torch.testing.assert_close(found, caused, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("sgd")])
+def test_tail_of_the_very_first_gradient_too(case):
+    weights, optimizer, hold = prepared(case, steps=0)
+    twin, twin_optimizer = copy.deepcopy((weights, optimizer))
+    start, gradient = weights.detach().clone(), weights.grad.clone()
+    found = displacement_by_the_rule(weights, optimizer, over_relaxation=1.0)
+    # The first buffer is the gradient itself, without dampening; without this gradient nothing would move at all.
+    torch.testing.assert_close(found, run_on(twin, twin_optimizer, gradient, hold, {}) - start, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", ["adam", "adam-amsgrad", "adamw", "nadam", "rmsprop-momentum", "adamax"])
+def test_tail_of_the_first_adaptive_gradient_is_its_sign(case):
+    weights, optimizer, _ = prepared(case, steps=0, eps=0.0)
+    gradient = weights.grad.clone()
+    found = displacement_by_the_rule(weights, optimizer, over_relaxation=1.0)
+    # RMSprop has no bias correction, and its momentum comes after the division.
+    size = (1 - 0.99) ** -0.5 / (1 - 0.9) if case == "rmsprop-momentum" else 1.0
+    torch.testing.assert_close(found, -RATE * size * gradient.sign(), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("adamw")])
+def test_coupled_decay_is_a_part_of_the_gradient(case):
+    weights, optimizer, _ = prepared(case, steps=3)
+    twin, twin_optimizer = copy.deepcopy((weights, optimizer))
+    optimizer.param_groups[0]["weight_decay"] = DECAY
+    twin.grad = weights.grad + DECAY * weights.detach()
+    found = displacement_by_the_rule(weights, optimizer)
+    torch.testing.assert_close(found, displacement_by_the_rule(twin, twin_optimizer), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(("case", "options"), [("adamw", {}), ("nadam", {"decoupled_weight_decay": True})])
+def test_decoupled_decay_acts_at_once_and_scales_with_the_rate(case, options):
+    weights, optimizer, _ = prepared(case, steps=3, **options)
+    twin, twin_optimizer = copy.deepcopy((weights, optimizer))
+    twin.grad = weights.grad.clone()
+    optimizer.param_groups[0]["weight_decay"] = DECAY
+    decay = -RATE * DECAY * weights.detach().clone()
+    found = displacement_by_the_rule(weights, optimizer, over_relaxation=1.0)
+    plain = displacement_by_the_rule(twin, twin_optimizer, over_relaxation=1.0)
+    torch.testing.assert_close(found, plain + decay, rtol=1e-12, atol=1e-15)
+
+
+def test_second_moments_without_memory_need_no_bias_correction():
+    weights, optimizer, _ = prepared("adam", steps=3, betas=(0.9, 0.0), eps=0.0)
+    gradient = weights.grad.clone()
+    found = displacement_by_the_rule(weights, optimizer, over_relaxation=1.0)
+    torch.testing.assert_close(found, -RATE * gradient.sign(), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_over_relaxation_shortens_the_look_ahead(case):
+    longer = displacement_by_the_rule(*prepared(case, steps=3)[:2], over_relaxation=1.0)
+    shorter = displacement_by_the_rule(*prepared(case, steps=3)[:2], over_relaxation=2.5)
+    torch.testing.assert_close(2.5 * shorter, longer, rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("name", ["RAdam", "Adagrad", "Adadelta", "Muon"])
+def test_optimizers_without_a_known_tail_look_along_their_step(name):
+    if not hasattr(torch.optim, name):
+        pytest.skip(f"this torch has no {name}")
+    optimizer = getattr(torch.optim, name)([torch.nn.Parameter(torch.ones(2, 2))], lr=RATE)
+    assert apo.LearningRate(optimizer).look_ahead == "step"
+
+
+def test_a_subclass_is_not_trusted_to_have_the_tail_of_its_parent():
+    class Mine(torch.optim.SGD):
+        pass
+
+    assert apo.LearningRate(Mine([torch.nn.Parameter(torch.ones(2, 2))], lr=RATE)).look_ahead == "step"
