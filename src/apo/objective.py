@@ -1,4 +1,4 @@
-r"""The proximal meta-objective Q, equation (7) of the paper.
+r"""The proximal meta-objective Q, equation (8) of the paper.
 
 .. math::
     Q(\phi) = J_B(\theta'(\phi))
@@ -11,11 +11,13 @@ minimises, so it belongs to :math:`J_B`; decoupled decay is part of the step and
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from apo.discrepancy import CategoricalKL, Discrepancy, for_loss
@@ -55,7 +57,7 @@ class ProximalObjective:
         self.fsd_weight = _weight("fsd_weight", fsd_weight)
         self.wsd_weight = _weight("wsd_weight", wsd_weight)
         self.discrepancy = _discrepancy(discrepancy, criterion) if self.fsd_weight > 0 else None
-        self._ignore_index = getattr(criterion, "ignore_index", None)
+        self._ignore_index = _ignore_index(criterion)
         self._mask = mask
 
     def fsd(self, new: Any, old: Any, recording: Recording) -> Tensor:
@@ -71,10 +73,10 @@ class ProximalObjective:
         logits = new.get("logits") if isinstance(new, Mapping) else new
         if not isinstance(logits, Tensor):
             return None
-        target = recording.target
-        if self._ignore_index is not None and isinstance(target, Tensor) and not target.is_floating_point():
-            if target.numel() * logits.shape[1] == logits.numel():
-                return target != self._ignore_index
+        target, ignored = recording.target, recording.loss_kwargs.get("ignore_index", self._ignore_index)
+        labelled = ignored is not None and isinstance(target, Tensor) and not target.is_floating_point()
+        if labelled and target.numel() * logits.shape[1] == logits.numel():
+            return target != ignored
         inputs = recording.calls[0].kwargs
         labels, attended = inputs.get("labels"), inputs.get("attention_mask")
         if isinstance(labels, Tensor) and labels.shape == logits.shape[:-1]:
@@ -90,6 +92,15 @@ def _weight(name: str, value: float) -> float:
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(f"{name} must be finite and not negative, got {value}: use 0 to leave the term out")
     return float(value)
+
+
+def _ignore_index(criterion: Callable | None) -> int | None:
+    """Return the target that the loss function leaves out, if it has one."""
+    if isinstance(criterion, functools.partial):
+        return criterion.keywords.get("ignore_index", _ignore_index(criterion.func))
+    if criterion in (F.cross_entropy, F.nll_loss):
+        return -100
+    return getattr(criterion, "ignore_index", None)
 
 
 def _discrepancy(choice: Discrepancy | str, criterion: Callable | None) -> Discrepancy:

@@ -55,6 +55,13 @@ class Tuner:
         history: The records of the meta-steps so far.
         steps: How many steps the optimizer has taken.
         skipped_meta_updates: How many meta-gradients were not finite.
+
+    Example:
+        >>> import apo, torch
+        >>> model = torch.nn.Linear(4, 3)
+        >>> tuner = apo.APO(model, torch.optim.Adam(model.parameters()), torch.nn.functional.cross_entropy, interval=5)
+        >>> isinstance(tuner, apo.Tuner), [step for step in range(12) if tuner.is_meta_step(step)]
+        (True, [0, 5, 10])
     """
 
     #: Whether some tuner runs the network now: such passes are no training, whoever watches the same network.

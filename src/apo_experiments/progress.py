@@ -225,24 +225,23 @@ class _Titles:
         self.runs, self.metrics = runs, metrics
         self.now = ""
         self._count = 0
+        self._running: str | None = None
 
     def begin(self, config: RunConfig) -> str:
         self._count += 1
-        # More runs than planned: a sweep retries what was interrupted.
-        self.runs = max(self.runs, self._count)
+        self.runs = max(self.runs, self._count)  # a sweep does not know how many runs are left to it
+        self._running = config.identity()
         self.now = f"[{self._count}/{self.runs}] {config.recipe} {config.label} seed {config.seed}"
         return self.now
 
     def end(self, record: Record) -> str:
-        config, summary = record.config, record.summary or {}
-        known = self.now.endswith(f" {config.recipe} {config.label} seed {config.seed}")
-        if not known:
-            return f"{self.begin(config)}: finished before, {self._outcome(record)}"
-        self.now = ""
-        return f"{self._title_of(config)}: {self._outcome(record)} in {duration(summary.get('seconds', 0.0))}"
-
-    def _title_of(self, config: RunConfig) -> str:
-        return f"[{self._count}/{self.runs}] {config.recipe} {config.label} seed {config.seed}"
+        if self._running == record.config.identity():
+            took = f"in {duration((record.summary or {}).get('seconds', 0.0))}"
+        else:
+            self.begin(record.config)
+            took = "(finished before)"
+        self._running = None
+        return f"{self.now}: {self._outcome(record)} {took}"
 
     def _outcome(self, record: Record) -> str:
         if (record.summary or {}).get("diverged"):

@@ -164,7 +164,7 @@ def check(tmp_path):
         ("vectors", "import apo.engine as e"),
         ("vectors", "import apo"),
         ("vectors", "from apo import LearningRate"),
-        ("objective", "from .replay import replay"),
+        ("objective", "from .fsd_batches import FSDBatches"),
         ("discrepancy", "def f():\n    from .rules import base"),
         ("engine", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .tuner import APO"),
         ("rules__in__learning_rate", "from ..engine import step"),

@@ -31,7 +31,19 @@ Probe = Callable[[Sequence[Tensor]], list[Tensor]]
 
 
 class Proposal(ABC):
-    r"""One look-ahead, as a function of phi."""
+    r"""One look-ahead, as a function of phi.
+
+    Example:
+        >>> import apo, torch
+        >>> weight = torch.nn.Parameter(torch.zeros(2, 2))
+        >>> weight.grad = torch.ones(2, 2)
+        >>> optimizer = apo.Kronecker(weight, lr=0.1)
+        >>> proposal = apo.Preconditioned(optimizer).propose({})
+        >>> [tuple(delta.shape) for delta in proposal.displacement()]
+        [(2, 2)]
+        >>> len(proposal.pull_back([torch.ones(2, 2)])) == len(optimizer.factors())
+        True
+    """
 
     @abstractmethod
     def displacement(self) -> list[Tensor]:

@@ -53,7 +53,7 @@ class RateAndMomentum(Rule):
         if not isinstance(optimizer, torch.optim.SGD):
             raise TypeError(f"optimizer must be torch.optim.SGD, got {type(optimizer).__name__}")
         first = optimizer.param_groups[0]
-        if not 0 < first["momentum"] < 1 or first["nesterov"] or first["dampening"]:
+        if any(not 0 < g["momentum"] < 1 or g["nesterov"] or g["dampening"] for g in optimizer.param_groups):
             raise ValueError("optimizer must have 0 < momentum < 1, nesterov=False and dampening=0")
         rate, momentum = base_rate(first, optimizer), first["momentum"]
         if not rate > 0:
@@ -131,6 +131,7 @@ class RateAndMomentum(Rule):
         for index, group in enumerate(self.optimizer.param_groups):
             if not isinstance(group, ScheduledGroup):
                 factor = factors[index] if factors else None
+                group["momentum"] = float(torch.sigmoid(self._logit))
                 self.optimizer.param_groups[index] = ScheduledGroup(group, self.optimizer, rate, factor)
 
     def _show(self) -> None:
@@ -164,10 +165,11 @@ class _MomentumProposal(Proposal):
     @torch.no_grad()
     def take_step(self) -> None:
         """Move the weights and set the buffers, as SGD with the new coefficients would have."""
-        rate = self._rule.rates()[0]
+        optimizer = self._rule.optimizer
+        rates = {p: float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
         for p, buffer in zip(self._parameters, self._buffers(), strict=True):
-            self._rule.optimizer.state[p]["momentum_buffer"].copy_(buffer)
-            p.copy_(wide(p) - rate * buffer)
+            optimizer.state[p]["momentum_buffer"].copy_(buffer)
+            p.copy_(wide(p) - rates[p] * buffer)
 
     def _momentum(self) -> tuple[float, float]:
         mu = float(torch.sigmoid(self._rule.phi()[1]))

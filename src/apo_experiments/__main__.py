@@ -1,0 +1,7 @@
+"""``python -m apo_experiments`` is the command ``apo``, also where the package is not installed."""
+
+import sys
+
+from apo_experiments.cli import main
+
+sys.exit(main())

@@ -1,0 +1,102 @@
+"""The command ``apo``: every figure and table of the paper from the command line.
+
+Exit codes: 0 all is well, 1 a run failed or diverged, 2 the user can mend it, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import traceback
+from collections.abc import Sequence
+
+from apo_experiments.commands import data, list_recipes, plot, report, run, sweep
+from apo_experiments.errors import UserError
+
+__all__ = ["main"]
+
+_EXAMPLES = """\
+examples:
+  apo list                                what there is, and how long it takes
+  apo run all --scale smoke               try everything in a few minutes
+  apo run rosenbrock --scale paper        one figure of the paper
+  apo report --out report.html            a page with all figures and tables
+
+`apo COMMAND --help` has more examples."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Carry out one command.
+
+    Args:
+        arguments: What follows the program's name; the process's own by default.
+
+    Returns:
+        The exit code.
+
+    Example:
+        >>> main(["data", "list", "protein", "--data-dir", "nowhere"])
+        name     state    what it is                                    licence
+        -------  -------  --------------------------------------------  ---------
+        protein  missing  UCI Protein: 45,730 decoys, 9 features, RMSD  CC BY 4.0
+        <BLANKLINE>
+        The folder is nowhere; --data-dir or APO_DATA names another.
+        0
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    parsed = _parser().parse_args(words)
+    try:
+        return parsed.execute(parsed)
+    except UserError as error:
+        _complain(str(error), parsed.debug)
+        return 2
+    except KeyboardInterrupt:
+        again = f" Continue with: {shlex.join(['apo', *words])}" if parsed.resumable else ""
+        print(f"apo: interrupted.{again}", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output, such as `head`, has had enough. Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        hint = "" if parsed.debug else " (run with --debug for the traceback)"
+        _complain(f"{type(error).__name__}: {error}{hint}", parsed.debug)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="apo",
+        description="Repeat the experiments of Amortized Proximal Optimization (Bae, Vicol, HaoChen, Grosse, 2022).",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    parser.set_defaults(resumable=False)
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True, title="commands")
+    for command in (list_recipes, run, sweep, plot, report, data):
+        command.add_to(subparsers)
+    return parser
+
+
+class _Version(argparse.Action):
+    """Imports the library, which takes seconds, only when asked."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *rest: object) -> None:
+        import apo
+
+        print(f"apo {apo.__version__}")
+        parser.exit()
+
+
+def _complain(sentence: str, debug: bool) -> None:
+    if debug:
+        traceback.print_exc()
+    print(f"apo: {sentence}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

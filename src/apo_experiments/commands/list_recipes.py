@@ -1,0 +1,96 @@
+"""``apo list``: what there is to run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from apo_experiments.commands import options
+from apo_experiments.commands.tables import text_table
+
+if TYPE_CHECKING:
+    from apo_experiments.recipe import Recipe
+
+__all__ = ["add_to", "execute"]
+
+
+def add_to(subparsers: argparse._SubParsersAction) -> None:
+    """Add the command to the parser."""
+    parser = options.add_command(
+        subparsers,
+        "list",
+        "show the recipes, the data they need and the time they take",
+        "  apo list                 all recipes\n  apo list uci-protein     one recipe: its methods, settings and grids",
+    )
+    parser.add_argument("recipes", metavar="RECIPE", nargs="*", help="show these in detail")
+    parser.add_argument("--data-dir", metavar="DIR", type=Path, help="folder of the data (default: $APO_DATA)")
+    parser.set_defaults(execute=execute)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Print the table, or the details of the recipes that were named."""
+    if arguments.recipes:
+        chosen = options.recipes(arguments.recipes)
+        print("\n\n".join(_details(recipe, arguments.data_dir) for recipe in chosen))
+        return 0
+    rows = [
+        [recipe.name, recipe.paper, *_minutes(recipe), _data(recipe, arguments.data_dir), recipe.title]
+        for recipe in options.recipes(["all"])
+    ]
+    header = ["recipe", "paper", *options.SCALES, "data", "what it shows"]
+    print(text_table(header, rows, right=[2, 3, 4]))
+    print("\nTimes are for all methods and seeds: smoke and cpu on two cores, paper on one GPU.")
+    print("The data are needed at the scales cpu and paper; `apo data fetch NAME` gets what is missing.")
+    return 0
+
+
+def _minutes(recipe: Recipe) -> list[str]:
+    return [_time(recipe.scales[name].minutes) if name in recipe.scales else "–" for name in options.SCALES]
+
+
+def _time(minutes: float) -> str:
+    """Write a rough time.
+
+    Example:
+        >>> _time(0.05), _time(2), _time(90), _time(3000)
+        ('3 s', '2 min', '1.5 h', '50 h')
+    """
+    if minutes < 1:
+        return f"{max(round(minutes * 60), 1)} s"
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.2g} h"
+
+
+def _data(recipe: Recipe, data_dir: Path | None) -> str:
+    from apo_experiments.data.locate import is_present
+
+    if not recipe.data:
+        return "none needed"
+    return ", ".join(f"{name} ({'here' if is_present(name, data_dir) else 'missing'})" for name in recipe.data)
+
+
+def _details(recipe: Recipe, data_dir: Path | None) -> str:
+    from apo_experiments.methods import METHODS
+
+    lines = [f"{recipe.name}: {recipe.title}", f"  paper   {recipe.paper}", f"  data    {_data(recipe, data_dir)}"]
+    lines.append(f"  metric  {recipe.metric} ({'less' if recipe.goal == 'min' else 'more'} is better)")
+    for name, scale in recipe.scales.items():
+        lines.append(f"  {name:<7} {scale.epochs} epochs, {scale.seeds} seeds, {_time(scale.minutes)}")
+    if recipe.notes:
+        lines.append(f"  {recipe.notes}")
+    lines.append("  methods (--method):")
+    for entry in recipe.entries:
+        lines.append(f"    {entry.label}: {entry.method}  {_pairs(entry.hyper | entry.options)}".rstrip())
+        if entry.grid:
+            lines.append("      grid: " + ", ".join(f"{key} in {list(points)}" for key, points in entry.grid.items()))
+    keys = {key for entry in recipe.entries if entry.method in METHODS for key in METHODS[entry.method].defaults}
+    lines.append(f"  --set takes epochs; of the task {_names(recipe.defaults)}; of the methods {_names(keys)}")
+    return "\n".join(lines)
+
+
+def _pairs(settings: dict) -> str:
+    return " ".join(f"{key}={setting}" for key, setting in settings.items())
+
+
+def _names(keys: object) -> str:
+    return ", ".join(sorted(keys)) or "nothing"  # type: ignore[arg-type]

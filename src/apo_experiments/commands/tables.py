@@ -1,0 +1,63 @@
+"""Tables in plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from apo_experiments.recipe import Recipe
+    from apo_experiments.results import Result
+
+__all__ = ["comparison", "text_table"]
+
+
+def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """Align the columns of a table.
+
+    Args:
+        header: Names of the columns.
+        rows: The cells.
+        right: Indices of the columns that are flush right.
+
+    Example:
+        >>> print(text_table(["method", "ours"], [["SGDm", "75.6"], ["APO", "7"]], right=[1]))
+        method  ours
+        ------  ----
+        SGDm    75.6
+        APO        7
+    """
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    lines = [header, ["-" * width for width in widths], *rows]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if index in right else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def comparison(recipe: Recipe, scale: str, results: Sequence[Result]) -> str:
+    """Return the table of a recipe: the paper's figures and ours, the best of each with a star."""
+    from apo_experiments.results import figure_text, findings, leader
+
+    best, paper_best = leader(recipe, results), leader(recipe, results, paper=True)
+    rows = []
+    for result in results:
+        if not (result.values or result.diverged or result.unfinished):
+            continue
+        spread = f"{figure_text(result.low)} to {figure_text(result.high)}" if len(result.values) > 1 else ""
+        rows.append(
+            [
+                result.label,
+                figure_text(result.mean) + ("*" if result is best else " "),
+                spread,
+                str(len(result.values)) + (f" + {result.diverged} diverged" if result.diverged else ""),
+                figure_text(result.paper) + ("*" if result is paper_best else " "),
+            ]
+        )
+    better = "less is better" if recipe.goal == "min" else "more is better"
+    title = f"{recipe.name} ({recipe.paper}), scale {scale}: {recipe.metric}, {better}"
+    table = text_table(["method", "ours ", "from seed to seed", "seeds", "paper "], rows, right=[1, 4])
+    return "\n".join([title, table, *findings(recipe, scale, [r for r in results if r.label in {x[0] for x in rows}])])

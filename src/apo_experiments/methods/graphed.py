@@ -1,0 +1,113 @@
+"""Forward and backward as one CUDA graph: a small network spends its time launching kernels, a replay launches once.
+
+The optimizer's step stays outside the graph. It is a handful of fused kernels, works for every optimizer, schedule and
+clipping as it is, and lets APO do its meta-steps between replays: those run eagerly, with gradients of their own.
+
+The first passes run eagerly, as capture demands, and they are training steps like all others: nothing is computed twice
+and no random number is drawn in vain.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from apo.replay import tree_map
+from apo_experiments.methods.passes import EagerPass, Loss, TrainingPass
+
+__all__ = ["GraphedPass"]
+
+#: Eager passes on batches of one shape before the graph is captured.
+_WARM_UP = 3
+
+
+@final
+class GraphedPass(TrainingPass):
+    """Replays a captured forward and backward pass on batches of the captured shape; others run eagerly.
+
+    Without CUDA, or if the network or the loss cannot be captured (they ask the host about values), it is an
+    :class:`EagerPass`.
+
+    Args:
+        model: The network, with all of its parameters on one device.
+        loss: Its loss function.
+        precision: See :class:`EagerPass`.
+
+    Example:
+        >>> model = nn.Linear(2, 1)
+        >>> run = GraphedPass(model, nn.functional.mse_loss)
+        >>> [run(torch.ones(3, 2), torch.zeros(3, 1)).ndim for _ in range(5)]
+        [0, 0, 0, 0, 0]
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, precision: str = "float32") -> None:
+        self._eager = EagerPass(model, loss, precision)
+        self._parameters = list(model.parameters())
+        self._possible = torch.cuda.is_available() and all(p.is_cuda for p in self._parameters)
+        self._stream = torch.cuda.Stream(self._parameters[0].device) if self._possible else None
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._shapes: list[tuple] = []
+        self._seen = 0
+        self._batch: tuple[Any, Any] = (None, None)  # what the graph reads
+        self._loss = torch.zeros(())  # what it writes
+        self._gradients: list[Tensor | None] = []
+
+    def __call__(self, inputs: Any, target: Any) -> Tensor:
+        """See :class:`TrainingPass`."""
+        if not self._possible:
+            return self._eager(inputs, target)
+        shapes = _shapes((inputs, target))
+        if self._graph is None:
+            self._seen = self._seen + 1 if shapes == self._shapes else 1
+            self._shapes = shapes
+            if self._seen <= _WARM_UP or not self._capture(inputs, target):
+                return self._on_side_stream(inputs, target)
+        return self._replay(inputs, target) if shapes == self._shapes else self._eager(inputs, target)
+
+    def _on_side_stream(self, inputs: Any, target: Any) -> Tensor:
+        """Run where the capture will run, because autograd remembers the stream on which gradients accumulate."""
+        if not self._possible:
+            return self._eager(inputs, target)
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)  # type: ignore[union-attr]
+        with torch.cuda.stream(self._stream):  # type: ignore[arg-type]
+            loss = self._eager(inputs, target)
+        current.wait_stream(self._stream)  # type: ignore[arg-type]
+        return loss
+
+    def _capture(self, inputs: Any, target: Any) -> bool:
+        """Record the graph; nothing is computed yet. The gradients it will write are memory of its own."""
+        self._batch = tree_map(torch.clone, (inputs, target))
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, stream=self._stream):
+                self._loss = self._eager(*self._batch)
+        except RuntimeError as error:
+            self._possible = False
+            reason = str(error).strip().split("\n")[0]
+            warnings.warn(f"the training step cannot be a CUDA graph and runs eagerly: {reason}", stacklevel=2)
+            return False
+        self._gradients = [p.grad for p in self._parameters]
+        self._graph = graph
+        return True
+
+    def _replay(self, inputs: Any, target: Any) -> Tensor:
+        for own, new in zip(_tensors(self._batch), _tensors((inputs, target)), strict=True):
+            own.copy_(new, non_blocking=True)
+        self._graph.replay()  # type: ignore[union-attr]
+        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+            parameter.grad = gradient
+        return self._loss.clone()
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    tree_map(found.append, tree)
+    return found
+
+
+def _shapes(tree: Any) -> list[tuple]:
+    return [(tuple(tensor.shape), tensor.dtype, tensor.device) for tensor in _tensors(tree)]

@@ -1,0 +1,106 @@
+"""One forward and backward pass: what it leaves in ``.grad`` is what an optimizer steps along."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from apo.replay import as_call
+from apo_experiments.methods.hyper import choose
+from apo_experiments.problem import Problem
+
+__all__ = ["PRECISIONS", "EagerPass", "TrainingPass", "device_of", "forward", "forward_context", "training_pass"]
+
+#: Precisions; only "bf16-autocast" changes what a pass does, the others are the network's own.
+PRECISIONS = ("float32", "bf16-autocast", "bf16", "fp16")
+
+Loss = Callable[[Any, Any], Tensor]
+
+
+class TrainingPass(ABC):
+    """Computes the loss of a batch and its gradients."""
+
+    @abstractmethod
+    def __call__(self, inputs: Any, target: Any) -> Tensor:
+        """Fill ``.grad`` of every parameter afresh and return the loss, detached."""
+
+
+@final
+class EagerPass(TrainingPass):
+    """The ordinary way.
+
+    Args:
+        model: The network.
+        loss: Its loss function.
+        precision: One of :data:`PRECISIONS`.
+
+    Example:
+        >>> model = nn.Linear(2, 1)
+        >>> run = EagerPass(model, nn.functional.mse_loss)
+        >>> loss = run(torch.ones(3, 2), torch.zeros(3, 1))
+        >>> model.weight.grad is not None, loss.requires_grad
+        (True, False)
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, precision: str = "float32") -> None:
+        self._model, self._loss, self._precision = model, loss, precision
+
+    def __call__(self, inputs: Any, target: Any) -> Tensor:
+        """See :class:`TrainingPass`."""
+        for parameter in self._model.parameters():
+            parameter.grad = None
+        with forward_context(self._model, self._precision):
+            loss = self._loss(forward(self._model, inputs), target)
+        loss.backward()
+        return loss.detach()
+
+
+def forward(model: nn.Module, inputs: Any) -> Any:
+    """Call a network with a batch: a tensor, a tuple of arguments or a mapping of keyword arguments.
+
+    Example:
+        >>> forward(nn.Identity(), (torch.ones(1),))
+        tensor([1.])
+    """
+    call = as_call(inputs)
+    return model(*call.args, **call.kwargs)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return where a network's parameters live.
+
+    Example:
+        >>> device_of(nn.Linear(1, 1)).type
+        'cpu'
+    """
+    return next(model.parameters()).device
+
+
+def forward_context(model: nn.Module, precision: str) -> AbstractContextManager:
+    """Return the context in which forward passes run.
+
+    Example:
+        >>> model = nn.Linear(2, 2)
+        >>> with forward_context(model, "bf16-autocast"):
+        ...     model(torch.ones(1, 2)).dtype
+        torch.bfloat16
+    """
+    return torch.autocast(device_of(model).type, torch.bfloat16, enabled=precision == "bf16-autocast")
+
+
+def training_pass(problem: Problem, hyper: Mapping[str, Any]) -> TrainingPass:
+    """Return the fastest pass that this machine and these hyperparameters allow.
+
+    Raises:
+        UserError: The precision is unknown.
+    """
+    from apo_experiments.methods.graphed import GraphedPass
+
+    precision = choose("precision", hyper["precision"], PRECISIONS)
+    graphed = hyper["cuda_graph"] and device_of(problem.model).type == "cuda"
+    return (GraphedPass if graphed else EagerPass)(problem.model, problem.loss, precision)
