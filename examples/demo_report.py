@@ -68,13 +68,14 @@ def verdict(summary: Summary, best_accuracy: float) -> str:
 def report(runs: list[Run]) -> str:
     """Return all that the demo prints: a table for each optimizer, APO-Precond, and the claims."""
     seeds, epochs = len({run.job.seed for run in runs}), runs[0].job.epochs
-    lines = [f"Digits: 64-100-100-10 network, {epochs} epochs, batches of 32, mean of {seeds} seed(s).", ""]
+    lines = [f"Digits: 64-100-100-10 network, {epochs} epochs, batches of 32, {_count(seeds)}.", ""]
     for optimizer in OPTIMIZERS:
         lines += [*_table(runs, optimizer), ""]
+    lines += ["APO's rows are alike because its warm start finds the same rate on the first batch, from wherever.", ""]
     for summary in summaries(runs, PRECONDITIONED, tuned=True):
         lines += [
             "APO-Precond, apo.Preconditioned(apo.Kronecker(model, lr=1.0), warm_start=0.5):",
-            f"  training loss {_number(summary.loss)}, test accuracy {summary.accuracy:.1f}%",
+            f"  training loss {_number(summary.loss).strip()}, test accuracy {summary.accuracy:.1f}%",
             "",
         ]
     for optimizer in OPTIMIZERS:
@@ -98,6 +99,10 @@ def _table(runs: list[Run], optimizer: str) -> list[str]:
             f"| {_number(right.loss)}  {right.accuracy:5.1f}%   {right.rates[-1]:7.1e}"
         )
     return lines
+
+
+def _count(seeds: int) -> str:
+    return "one seed" if seeds == 1 else f"mean of {seeds} seeds"
 
 
 def _number(loss: float) -> str:

@@ -73,8 +73,12 @@ class Workload:
     def batches(self, device: torch.device, fresh: bool = False) -> Iterator[Batch]:
         """Return the same endless stream of batches every time.
 
-        ``fresh`` ones are new tensors, as a data loader delivers them: who keeps one pays for its memory. The inputs repeat after 7 batches and the targets after 11, so an input meets ever other targets: the loss
+        The inputs repeat after 7 batches and the targets after 11, so an input meets ever other targets: the loss
         cannot be learned away, which would leave tiny numbers that some processors are slow with.
+
+        Args:
+            device: Where they live.
+            fresh: Make new tensors each time, as a data loader does: whoever keeps one pays for its memory.
         """
         generator = torch.Generator().manual_seed(0)
         inputs = [torch.randn(self.batch_shape, generator=generator).to(device) for _ in range(7)]
@@ -83,9 +87,9 @@ class Workload:
         return ((x.clone(), y.clone()) for x, y in pairs) if fresh else pairs
 
 
-#: The sizes are for two CPU cores: about 20 ms a step of the CNN, 1 ms of the MLP.
+#: The sizes are for two CPU cores: about 30 ms a step of the CNN, 1 ms of the MLP.
 CPU_WORKLOADS = (
-    Workload("cnn", lambda: residual_network(16), (32, 3, 32, 32)),
+    Workload("cnn", lambda: residual_network(16), (64, 3, 32, 32)),
     Workload("mlp", lambda: mlp(784, 200), (100, 784)),
 )
 #: A GPU needs more work a step, or the time to launch kernels is all that one sees.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from apo.errors import ReplayError
 from apo.replay import as_call, own_loss, tree_map
 from apo.rules.base import Rule
 from apo.tuner import Tuner
@@ -112,3 +113,37 @@ class APO(Tuner):
             prediction = tree_map(Tensor.detach, output) if self.fsd_batches.is_same else None
             self._recordings.append(replace(recording, loss=loss.detach(), weight=weight, prediction=prediction))
         return loss.detach()
+
+    def record(self, inputs: Any, target: Any = None) -> None:
+        """Tell of a forward and backward pass that ran elsewhere, such as in a CUDA graph, before an ordinary step.
+
+        The gradients are in place and :meth:`step` without arguments follows, exactly as after :meth:`backward`: the
+        batch may be wanted as B' of the next meta-step. A step for which :meth:`is_meta_step` holds needs
+        :meth:`backward`, because its forward pass will run again with the same random numbers.
+
+        Args:
+            inputs: See :meth:`step`.
+            target: See :meth:`step`.
+
+        Raises:
+            ReplayError: The coming step is a meta-step.
+
+        Example:
+            >>> import apo, torch
+            >>> model = torch.nn.Linear(2, 1)
+            >>> tuner = apo.APO(model, torch.optim.SGD(model.parameters(), lr=0.1), torch.nn.functional.mse_loss)
+            >>> x, y = torch.ones(4, 2), torch.zeros(4, 1)
+            >>> loss = tuner.step(x, y)  # the first step is a meta-step
+            >>> tuner.optimizer.zero_grad()
+            >>> torch.nn.functional.mse_loss(model(x), y).backward()
+            >>> tuner.record(x, y)
+            >>> tuner.step()
+            >>> tuner.steps
+            2
+        """
+        if self.is_meta_step():
+            raise ReplayError(
+                f"step {self.steps} is a meta-step, whose pass cannot be recorded: call backward() for it"
+            )
+        if self._wants_recording():
+            self._recordings.append(self._new_recording(inputs, target))

@@ -39,11 +39,11 @@ def display(runs: int, metrics: Mapping[str, str], stream: TextIO | None = None)
         >>> type(display(1, {}, io.StringIO())).__name__
         'PlainProgress'
     """
-    stream = stream or sys.stderr
-    capable = stream.isatty() and os.environ.get("TERM", "") != "dumb"
+    target: TextIO = sys.stderr if stream is None else stream
+    capable = target.isatty() and os.environ.get("TERM", "") != "dumb"
     if capable and importlib.util.find_spec("rich") is not None:
-        return LiveProgress(runs, metrics, stream)
-    return PlainProgress(runs, metrics, stream)
+        return LiveProgress(runs, metrics, target)
+    return PlainProgress(runs, metrics, target)
 
 
 def duration(seconds: float) -> str:

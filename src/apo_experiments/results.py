@@ -127,7 +127,8 @@ def findings(recipe: Recipe, scale: str, results: Sequence[Result]) -> list[str]
     Example:
         >>> recipe = Recipe("r", "", "", None, {}, (), {}, (), metric="accuracy", goal="max")
         >>> findings(recipe, "paper", [Result("SGDm", (76.0,), paper=75.73), Result("APO", (75.5,), paper=77.42)])
-        ['In front here: SGDm with 76; in the paper: APO with 77.42.', 'APO falls short of the paper: 75.5 against 77.42.']
+        ['In front here: SGDm with 76; in the paper: APO with 77.42.',
+         'APO falls short of the paper: 75.5 against 77.42.']
     """
     sentences = []
     first, paper_first = leader(recipe, results), leader(recipe, results, paper=True)
@@ -149,9 +150,9 @@ def figure_text(number: float | None) -> str:
 
     Example:
         >>> figure_text(94.7512), figure_text(1.3e-13), figure_text(None)
-        ('94.75', '1.3e-13', '–')
+        ('94.75', '1.3e-13', '-')
     """
-    return "–" if number is None else f"{number:.4g}"
+    return "-" if number is None else f"{number:.4g}"
 
 
 def _result(recipe: Recipe, label: str, paper: float | None, records: list[Record]) -> Result:

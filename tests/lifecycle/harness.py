@@ -22,9 +22,7 @@ def plain_network() -> nn.Module:
 
 
 def network_with_dropout_and_batchnorm() -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, CLASSES)
-    )
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, CLASSES))
 
 
 def batch(index: int, size: int = 16, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:

@@ -86,9 +86,7 @@ def test_a_copy_of_the_optimizer_is_an_ordinary_one():
     twin = copy.deepcopy(run.optimizer)
     assert float(twin.param_groups[0]["lr"]) == run.lr
     weights = twin.param_groups[0]["params"]
-    expected = [
-        torch.sub(p.detach(), 0.9 * twin.state[p]["momentum_buffer"] + 1.0, alpha=run.lr) for p in weights
-    ]
+    expected = [torch.sub(p.detach(), 0.9 * twin.state[p]["momentum_buffer"] + 1.0, alpha=run.lr) for p in weights]
     for p in weights:
         p.grad = torch.ones_like(p)
     before = run.weights()

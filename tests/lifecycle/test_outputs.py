@@ -219,7 +219,7 @@ def test_a_batch_that_the_network_changes_in_place_is_refused(door):
             return super().forward(input.sub_(1.0))
 
     run = Run(door, network=lambda: Greedy(FEATURES, CLASSES))
-    with pytest.raises(apo.ReplayError, match="changed in place by the network or before optimizer.step"):
+    with pytest.raises(apo.ReplayError, match=r"changed in place by the network or before optimizer\.step"):
         run.step(*run.batch(0))
 
 

@@ -24,9 +24,7 @@ class Tagger(nn.Module):
         self.flat = flat
         self.embed, self.head = nn.Embedding(TOKENS, 5), nn.Linear(5, TOKENS)
 
-    def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None
-    ) -> Any:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None) -> Any:
         logits = self.head(self.embed(input_ids).tanh())
         if labels is None:
             return logits.reshape(-1, TOKENS) if self.flat else logits.transpose(1, 2).contiguous()

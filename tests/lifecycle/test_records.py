@@ -118,12 +118,12 @@ def test_nothing_waits_for_the_device_between_meta_steps(door, rule, host_reads)
 
     run = Run(door, tensor_lr if rule == "tensor lr" else rule, interval=4)
     counts = reads_per_step(run, host_reads)
-    bare = bare_reads(run, host_reads, rule)
+    bare = bare_reads(run, host_reads)
     assert [count for index, count in enumerate(counts) if index % 4] == [bare] * 6
     assert counts[4] > bare  # so the watch works
 
 
-def bare_reads(run: Run, reads: list[str], rule: str) -> int:
+def bare_reads(run: Run, reads: list[str]) -> int:
     """Count what torch's own optimizer reads (Adam on the CPU reads its step counter)."""
     run.tuner.detach()
     inputs, target = run.batch(0)
@@ -161,7 +161,9 @@ def test_a_rate_at_its_bound_is_told_once(door):
         return apo.LearningRate(sgdm(model), bounds=(1e-6, 0.051), warm_start=False)
 
     run = Run(door, rule, interval=1)
-    with pytest.warns(apo.ApoWarning, match=r"rate of param group 0 has reached its bound 0\.051: widen bounds") as seen:
+    with pytest.warns(
+        apo.ApoWarning, match=r"rate of param group 0 has reached its bound 0\.051: widen bounds"
+    ) as seen:
         run.train(range(6))
     assert len(seen) == 1
     assert run.lr == pytest.approx(0.051)

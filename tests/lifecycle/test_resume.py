@@ -73,7 +73,12 @@ def test_the_warming_up_rule_was_stopped_in_the_middle_of_its_warm_up():
 @pytest.mark.parametrize("stop", [1, 7, 13])
 @pytest.mark.parametrize("door", DOORS)
 def test_the_batches_of_the_function_space_term_go_on_where_they_were(door, source, stop):
-    make = {"same": lambda: "same", "list": lambda: [batch(500), batch(501)], "loader": Loader, "stateful": StatefulLoader}
+    make = {
+        "same": lambda: "same",
+        "list": lambda: [batch(500), batch(501)],
+        "loader": Loader,
+        "stateful": StatefulLoader,
+    }
 
     def build() -> Run:
         return Run(door, "sgdm", network_with_dropout_and_batchnorm, fsd_batch=make[source]())

@@ -24,4 +24,5 @@ def as_rule(rule: Rule | Optimizer) -> Rule:
         return Preconditioned(rule)
     if isinstance(rule, Optimizer):
         return LearningRate(rule)
-    raise TypeError(f"rule must be an apo rule or a torch.optim.Optimizer, got {type(rule).__name__}")
+    kind = type(rule).__name__
+    raise TypeError(f"rule (optimizer in attach) must be an apo rule or a torch.optim.Optimizer, got {kind}")

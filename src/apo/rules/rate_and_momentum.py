@@ -54,7 +54,8 @@ class RateAndMomentum(Rule):
             raise TypeError(f"optimizer must be torch.optim.SGD, got {type(optimizer).__name__}")
         first = optimizer.param_groups[0]
         if any(not 0 < g["momentum"] < 1 or g["nesterov"] or g["dampening"] for g in optimizer.param_groups):
-            raise ValueError("optimizer must have 0 < momentum < 1, nesterov=False and dampening=0")
+            found = ", ".join(f"{name}={first[name]}" for name in ("momentum", "nesterov", "dampening"))
+            raise ValueError(f"optimizer must have 0 < momentum < 1, nesterov=False and dampening=0, got {found}")
         rate, momentum = base_rate(first, optimizer), first["momentum"]
         if not rate > 0:
             raise ValueError(f"lr of optimizer must be positive, got {rate}: apo learns its logarithm")
@@ -127,10 +128,9 @@ class RateAndMomentum(Rule):
 
     def _adopt_groups(self, factors: Sequence[float] = ()) -> None:
         """Take over param groups that are not ours yet."""
-        rate = math.exp(float(self._log_rate))
         for index, group in enumerate(self.optimizer.param_groups):
             if not isinstance(group, ScheduledGroup):
-                factor = factors[index] if factors else None
+                rate, factor = math.exp(float(self._log_rate)), factors[index] if factors else None
                 group["momentum"] = float(torch.sigmoid(self._logit))
                 self.optimizer.param_groups[index] = ScheduledGroup(group, self.optimizer, rate, factor)
 

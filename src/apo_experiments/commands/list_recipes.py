@@ -21,7 +21,7 @@ def add_to(subparsers: argparse._SubParsersAction) -> None:
         subparsers,
         "list",
         "show the recipes, the data they need and the time they take",
-        "  apo list                 all recipes\n  apo list uci-protein     one recipe: its methods, settings and grids",
+        "  apo list                 all recipes\n  apo list uci-protein     its methods, settings and grids",
     )
     parser.add_argument("recipes", metavar="RECIPE", nargs="*", help="show these in detail")
     parser.add_argument("--data-dir", metavar="DIR", type=Path, help="folder of the data (default: $APO_DATA)")
@@ -46,7 +46,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _minutes(recipe: Recipe) -> list[str]:
-    return [_time(recipe.scales[name].minutes) if name in recipe.scales else "–" for name in options.SCALES]
+    return [_time(recipe.scales[name].minutes) if name in recipe.scales else "-" for name in options.SCALES]
 
 
 def _time(minutes: float) -> str:
@@ -80,7 +80,7 @@ def _details(recipe: Recipe, data_dir: Path | None) -> str:
         lines.append(f"  {recipe.notes}")
     lines.append("  methods (--method):")
     for entry in recipe.entries:
-        lines.append(f"    {entry.label}: {entry.method}  {_pairs(entry.hyper | entry.options)}".rstrip())
+        lines.append(f"    {entry.label}: {entry.method}  {_pairs({**entry.hyper, **entry.options})}".rstrip())
         if entry.grid:
             lines.append("      grid: " + ", ".join(f"{key} in {list(points)}" for key, points in entry.grid.items()))
     keys = {key for entry in recipe.entries if entry.method in METHODS for key in METHODS[entry.method].defaults}

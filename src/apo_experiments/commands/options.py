@@ -28,7 +28,9 @@ __all__ = [
 SCALES = ("smoke", "cpu", "paper")
 
 
-def add_command(subparsers: argparse._SubParsersAction, name: str, summary: str, examples: str) -> argparse.ArgumentParser:
+def add_command(
+    subparsers: argparse._SubParsersAction, name: str, summary: str, examples: str
+) -> argparse.ArgumentParser:
     """Add a command whose help ends with examples, and return its parser."""
     parser = subparsers.add_parser(
         name,

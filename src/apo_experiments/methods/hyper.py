@@ -121,7 +121,7 @@ def _guess(word: str) -> Any:
 
 def _convert(value: Any, default: Any) -> Any:
     """Bring a value that is no string to the type of the default."""
-    if default is None or isinstance(value, type(default)) and not isinstance(value, bool):
+    if default is None or (isinstance(value, type(default)) and not isinstance(value, bool)):
         return value
     if isinstance(default, bool) or isinstance(value, bool):
         if isinstance(default, bool) and isinstance(value, bool):

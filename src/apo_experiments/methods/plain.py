@@ -26,10 +26,10 @@ class Driver(ABC):
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
 
-    def before_pass(self, step: int) -> None:
+    def before_pass(self, step: int) -> None:  # noqa: B027  most have nothing to do
         """Called before the forward pass of a step."""
 
-    def after_step(self, step: int) -> None:
+    def after_step(self, step: int) -> None:  # noqa: B027
         """Called after the optimizer's step."""
 
     def rate(self) -> float:
@@ -74,9 +74,7 @@ class PlainStepper(Stepper):
         True
     """
 
-    def __init__(
-        self, problem: Problem, drivers: Sequence[Driver], hyper: Mapping[str, Any], budget: Budget
-    ) -> None:
+    def __init__(self, problem: Problem, drivers: Sequence[Driver], hyper: Mapping[str, Any], budget: Budget) -> None:
         self._parameters = [p for p in problem.model.parameters() if p.requires_grad]
         self._drivers = list(drivers)
         self._pass = training_pass(problem, hyper)

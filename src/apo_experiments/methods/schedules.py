@@ -68,8 +68,9 @@ def build_scheduler(optimizer: Optimizer, hyper: Mapping[str, Any], budget: Budg
     Example:
         >>> import torch
         >>> optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
-        >>> build_scheduler(optimizer, {"schedule": "fixed", "decay": 1, "milestones": (), "schedule_warmup": 0},
-        ...                 Budget(10, 1)) is None
+        >>> build_scheduler(
+        ...     optimizer, {"schedule": "fixed", "decay": 1, "milestones": (), "schedule_warmup": 0}, Budget(10, 1)
+        ... ) is None
         True
     """
     factor = schedule_factor(hyper, budget)

@@ -1,0 +1,61 @@
+"""``apo plot``: draw the figures of recipes that have been run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from apo_experiments.commands import options
+from apo_experiments.errors import UserError
+
+if TYPE_CHECKING:
+    from apo_experiments.recipe import Recipe
+    from apo_experiments.records import Record
+
+__all__ = ["add_to", "execute"]
+
+_EXAMPLES = """\
+  apo plot                               all recipes that have records, png and pdf
+  apo plot rosenbrock --out figures      one of them
+  apo plot mnist-mlp --scale cpu --figure bars"""
+
+
+def add_to(subparsers: argparse._SubParsersAction) -> None:
+    """Add the command to the parser."""
+    parser = options.add_command(subparsers, "plot", "draw figures from the records of runs", _EXAMPLES)
+    parser.add_argument("recipes", metavar="RECIPE", nargs="*", default=["all"], help="names from `apo list`")
+    parser.add_argument("--out", metavar="DIR", type=Path, default=Path("figures"), help="(default: figures)")
+    parser.add_argument("--scale", choices=options.SCALES, help="(default: all that have records)")
+    parser.add_argument("--figure", metavar="NAME", help="another kind of figure than the recipe's own")
+    options.add_runs_option(parser)
+    parser.set_defaults(execute=execute)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Draw and save; say which files were written."""
+    from apo_experiments.records import find
+
+    root = options.runs_folder(arguments)
+    recipes = options.recipes(arguments.recipes)
+    records = find(root, scale=arguments.scale)
+    drawn = [path for recipe in recipes for path in _draw_recipe(recipe, records, arguments)]
+    for path in drawn:
+        print(path)
+    if not drawn:
+        names = ", ".join(arguments.recipes)
+        raise UserError(f"There are no records of {names} in {root}: run `apo run {recipes[0].name}` first.")
+    return 0
+
+
+def _draw_recipe(recipe: Recipe, records: list[Record], arguments: argparse.Namespace) -> list[Path]:
+    from apo_experiments import figures
+    from apo_experiments.results import current
+
+    paths = []
+    for scale in recipe.scales:
+        chosen = [record for record in current(recipe, scale, records) if record.rows]
+        if chosen:
+            figure = figures.draw(recipe, chosen, arguments.figure)
+            paths += figures.save(figure, arguments.out, f"{recipe.name}-{scale}")
+    return paths

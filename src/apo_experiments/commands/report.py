@@ -1,0 +1,33 @@
+"""``apo report``: one page with everything that has been run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from apo_experiments.commands import options
+
+__all__ = ["add_to", "execute"]
+
+_EXAMPLES = """\
+  apo report                                      apo-report.html from ./runs
+  apo report --out page.html --runs elsewhere
+  apo report --scale paper                        leave out the smaller scales"""
+
+
+def add_to(subparsers: argparse._SubParsersAction) -> None:
+    """Add the command to the parser."""
+    parser = options.add_command(subparsers, "report", "write one page with all figures and tables", _EXAMPLES)
+    parser.add_argument("--out", metavar="FILE", type=Path, default=Path("apo-report.html"), help="(apo-report.html)")
+    parser.add_argument("--scale", choices=options.SCALES, help="(default: all; smoke only where there is no other)")
+    options.add_runs_option(parser)
+    parser.set_defaults(execute=execute)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Write the page and say where it is."""
+    from apo_experiments.report import write
+
+    count = write(arguments.out, options.runs_folder(arguments), arguments.scale)
+    print(f"{arguments.out}: {count} recipes with results. Open it in a browser; it needs no network.")
+    return 0

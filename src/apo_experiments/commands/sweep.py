@@ -1,0 +1,75 @@
+"""``apo sweep``: tune a recipe's methods over the paper's grids."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from apo_experiments.commands import options
+from apo_experiments.commands.tables import text_table
+from apo_experiments.errors import UserError
+
+__all__ = ["add_to", "execute"]
+
+_EXAMPLES = """\
+  apo sweep uci-protein --method SGDm KFAC
+  apo sweep cifar10-lenet --scale paper --storage postgresql://user@host/apo    (the same on any number of machines)
+  apo sweep mnist-mlp --trials 5 --jobs 2
+Ctrl-C leaves a sweep that the same command continues; a trial that is finished is not repeated."""
+
+
+def add_to(subparsers: argparse._SubParsersAction) -> None:
+    """Add the command to the parser."""
+    parser = options.add_command(subparsers, "sweep", "tune methods over the paper's grids", _EXAMPLES)
+    parser.add_argument("recipe", metavar="RECIPE", help="a name from `apo list`")
+    options.add_execution_options(parser)
+    parser.add_argument("--storage", metavar="URL", help="study database (default: an SQLite file among the runs)")
+    parser.add_argument("--trials", metavar="N", type=options.positive, help="stop after so many (default: whole grid)")
+    parser.add_argument("--jobs", metavar="N", type=options.positive, default=1, help="processes here (default: 1)")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the table to this file")
+    parser.set_defaults(execute=execute, resumable=True)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Carry out the sweep and print its table."""
+    from apo_experiments import progress, sweep
+
+    (recipe, *others) = options.recipes([arguments.recipe])
+    if others:
+        raise UserError("`apo sweep` takes one recipe, not all: name one of those that `apo list` shows.")
+    with progress.display(0, {recipe.name: recipe.metric}) as display:
+        rows = sweep.run(
+            recipe,
+            arguments.method,
+            arguments.scale,
+            storage=arguments.storage,
+            trials=arguments.trials,
+            seeds=arguments.seeds or 1,
+            root=options.runs_folder(arguments),
+            data_dir=arguments.data_dir,
+            device=options.device(arguments.device),
+            listener=display,
+            jobs=arguments.jobs,
+        )
+    _print(rows)
+    if arguments.json:
+        from apo_experiments.files import write_atomically
+
+        write_atomically(arguments.json, (json.dumps(rows, indent=1, default=str) + "\n").encode())
+    return 0
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    if columns:
+        print("\n" + text_table(columns, [[_cell(row.get(column)) for column in columns] for row in rows]))
+
+
+def _cell(content: Any) -> str:
+    if isinstance(content, dict):
+        return " ".join(f"{key}={_cell(part)}" for key, part in content.items())
+    if isinstance(content, float):
+        return f"{content:.4g}"
+    return "-" if content is None else str(content)

@@ -1,0 +1,88 @@
+"""Figures, drawn from records alone.
+
+A figure is a function ``(records, recipe) -> matplotlib.figure.Figure``; a recipe names it in ``Recipe.figure``:
+
+- ``curves``: training loss, metric and learning rate over epochs;
+- ``bars``: the final metric of each method beside the paper's;
+- ``ablation``: one row for each option that differs between the entries;
+- ``rosenbrock``: loss and rate over steps, and the path (columns ``x`` and ``y`` of the rows) on the contours;
+- ``figure-1``: curves of 1-D regression (see :mod:`apo_experiments.figures.figure_1` for the rows).
+
+To add one, write a file with such a function and a line in :data:`FIGURES`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from apo_experiments.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from apo_experiments.recipe import Recipe
+    from apo_experiments.records import Record
+
+__all__ = ["FIGURES", "draw", "save", "svg"]
+
+#: Module of each figure in this package; its function has the module's name. Imported when drawn.
+FIGURES = {
+    "curves": "curves",
+    "bars": "bars",
+    "ablation": "ablation",
+    "rosenbrock": "rosenbrock",
+    "figure-1": "figure_1",
+}
+
+
+def draw(recipe: Recipe, records: Sequence[Record], name: str | None = None) -> Figure:
+    """Draw the figure of a recipe.
+
+    Args:
+        recipe: The recipe.
+        records: Runs with one setting for each label, at one scale.
+        name: Another figure than the recipe's own.
+
+    Raises:
+        UserError: There is no such figure, or matplotlib is missing.
+    """
+    name = name or recipe.figure
+    if name not in FIGURES:
+        raise UserError(f"There is no figure {name!r}: choose one of {', '.join(FIGURES)}.")
+    style = _style()
+    function: Callable[[Sequence[Record], Recipe], Figure]
+    function = getattr(importlib.import_module(f"{__name__}.{FIGURES[name]}"), FIGURES[name])
+    with style.applied():
+        return function(records, recipe)
+
+
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Save a figure as png and pdf and return the two paths.
+
+    Raises:
+        UserError: The folder cannot be written.
+    """
+    from apo_experiments.files import write_atomically
+
+    paths = [folder / f"{name}.png", folder / f"{name}.pdf"]
+    for path in paths:
+        write_atomically(path, _style().rendered(figure, path.suffix[1:]))
+    return paths
+
+
+def svg(figure: Figure) -> bytes:
+    """Return a figure as SVG, the same bytes for the same figure."""
+    return _style().rendered(figure, "svg")
+
+
+def _style() -> ModuleType:
+    # Late, because matplotlib takes a second.
+    try:
+        from apo_experiments.figures import style
+    except ImportError as error:
+        raise UserError(f"Figures need {error.name}: run `pip install 'apo-optim[experiments]'`.") from error
+    return style

@@ -1,0 +1,120 @@
+"""Ablations: one row of panels for each option that differs between the entries."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+
+from apo_experiments.figures.bands import by_label, draw_band
+from apo_experiments.figures.curves import axis_name
+from apo_experiments.figures.style import COLOURS, grid, scale_axis
+from apo_experiments.recipe import Recipe
+from apo_experiments.records import Record
+from apo_experiments.results import summarise
+
+__all__ = ["ablation", "varied"]
+
+
+def ablation(records: Sequence[Record], recipe: Recipe) -> Figure:
+    """Draw, for each varied option, loss and rate coloured by its value, and the final metric against it."""
+    keys = varied(records) or [""]
+    figure, axes = grid(len(keys), 3)
+    for row, key in zip(axes, keys, strict=True):
+        _draw_row(row, _along(records, key, keys), recipe, key)
+    return figure
+
+
+def varied(records: Sequence[Record]) -> list[str]:
+    """Return the options and hyperparameters that differ between the runs.
+
+    Example:
+        >>> from apo_experiments.runs import RunConfig
+        >>> def run(**hyper):
+        ...     return Record(RunConfig("r", str(hyper), "m", "cpu", 0, 1, hyper, {"batch_size": 128}), {}, [], None)
+        >>> varied([run(lr=0.1, interval=10), run(lr=0.1, interval=20)])
+        ['interval']
+    """
+    settings = [_settings(record) for record in records]
+    keys = dict.fromkeys(key for setting in settings for key in setting)
+    return [key for key in keys if len({_text(setting.get(key)) for setting in settings}) > 1]
+
+
+def _settings(record: Record) -> dict[str, Any]:
+    return {**record.config.options, **record.config.hyper}
+
+
+def _text(setting: Any) -> str:
+    return setting if isinstance(setting, str) else json.dumps(setting, default=str)
+
+
+def _along(records: Sequence[Record], key: str, keys: Sequence[str]) -> list[Record]:
+    """Return the runs in which only ``key`` differs: all others have their commonest value.
+
+    Where the options change together, so that fewer than two values of ``key`` are left, all runs.
+    """
+    chosen = list(records)
+    for other in keys:
+        if other != key:
+            common = Counter(_text(_settings(record).get(other)) for record in records).most_common(1)[0][0]
+            chosen = [record for record in chosen if _text(_settings(record).get(other)) == common]
+    distinct = {_text(_settings(record).get(key)) for record in chosen}
+    return chosen if len(distinct) > 1 else list(records)
+
+
+def _draw_row(row: Sequence[Axes], records: Sequence[Record], recipe: Recipe, key: str) -> None:
+    groups = by_label(records)
+    order = sorted(groups, key=lambda label: _rank(_settings(groups[label][0]).get(key)))
+    colours = _colours([_settings(groups[label][0]).get(key) for label in order])
+    for panel, column in zip(row, ("train_loss", "rate"), strict=False):
+        values: list[float] = []
+        for label, colour in zip(order, colours, strict=True):
+            values += draw_band(panel, groups[label], column, {"color": colour, "linewidth": 1.6}, label)
+        scale_axis(panel, values, ratio=3.0 if column == "rate" else 20.0)
+        panel.set(xlabel="epoch", ylabel=axis_name(column))
+    row[0].legend(fontsize="x-small", loc="best")
+    _draw_final(row[2], order, colours, recipe, records, key)
+
+
+def _draw_final(
+    axes: Axes, order: Sequence[str], colours: Sequence[Any], recipe: Recipe, records: Sequence[Record], key: str
+) -> None:
+    groups = by_label(records)
+    results = {result.label: result for result in summarise(recipe, records)}
+    names = [_text(_settings(groups[label][0]).get(key)) for label in order]
+    if len(set(names)) < len(names):  # several entries with one value: only their labels tell them apart
+        names = list(order)
+    for position, (label, colour) in enumerate(zip(order, colours, strict=True)):
+        values, mean = results[label].values, results[label].mean
+        axes.plot([position] * len(values), values, "o", color=colour, alpha=0.6, markersize=5)
+        if mean is not None:
+            axes.plot(position, mean, "_", color=colour, markersize=16, markeredgewidth=2.5)
+        else:
+            axes.annotate("diverged", (position, 0.03), xycoords=("data", "axes fraction"), rotation=90, ha="center")
+    scale_axis(axes, [figure for result in results.values() for figure in result.values])
+    rotation = 30 if max(map(len, names), default=0) > 6 else 0
+    axes.set_xticks(range(len(order)), names, rotation=rotation, ha="right" if rotation else "center")
+    axes.set_xlim(-0.5, len(order) - 0.5)
+    axes.set(xlabel=axis_name(key), ylabel=f"final {axis_name(recipe.metric)}")
+
+
+def _rank(setting: Any) -> tuple[int, float, str]:
+    """Return a key that sorts numbers by size and before everything else."""
+    if isinstance(setting, (int, float)) and not isinstance(setting, bool):
+        return (0, float(setting), "")
+    return (1, 0.0, _text(setting))
+
+
+def _colours(settings: Sequence[Any]) -> list[Any]:
+    """Return shades for numbers, distinct colours for everything else."""
+    if len(settings) > 2 and all(_rank(setting)[0] == 0 for setting in settings):
+        # The last tenth of the map is a yellow that white paper swallows.
+        shades = ScalarMappable(Normalize(0, (len(settings) - 1) / 0.9), "viridis")
+        return [shades.to_rgba(position) for position in range(len(settings))]  # type: ignore[arg-type]
+    return [COLOURS[position % len(COLOURS)] for position in range(len(settings))]

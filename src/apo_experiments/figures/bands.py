@@ -1,0 +1,73 @@
+"""Curves of several seeds as one line with a band."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from apo_experiments.records import Record
+
+__all__ = ["by_label", "draw_band", "seed_curves"]
+
+
+def by_label(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """Group records that are in a recipe's order by their label."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(record.config.label, []).append(record)
+    return groups
+
+
+def seed_curves(records: Sequence[Record], column: str, x: str = "epoch") -> list[tuple[float, list[float]]]:
+    """Return, for each x, the values of a column in all seeds that have one there.
+
+    Example:
+        >>> from apo_experiments.runs import RunConfig
+        >>> config = RunConfig("rosenbrock", "SGD", "sgd", "smoke", seed=0, epochs=2)
+        >>> rows = [{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": None}]
+        >>> seed_curves([Record(config, {}, rows, None)] * 2, "loss")
+        [(1.0, [0.5, 0.5])]
+    """
+    points: dict[float, list[float]] = {}
+    for record in records:
+        for row in record.rows:
+            figure = row.get(column)
+            if isinstance(figure, (int, float)) and math.isfinite(figure):
+                points.setdefault(float(row.get(x, row.get("step", 0))), []).append(float(figure))
+    return sorted(points.items())
+
+
+def draw_band(
+    axes: Axes,
+    records: Sequence[Record],
+    column: str,
+    style: dict[str, Any],
+    label: str | None = None,
+    x: str = "epoch",
+) -> list[float]:
+    """Draw the mean over seeds as a line and their range from least to greatest as a band.
+
+    Args:
+        axes: Where.
+        records: The seeds of one entry.
+        column: The column of the rows.
+        style: How the line looks.
+        label: Its name in the legend.
+        x: The column of the horizontal axis.
+
+    Returns:
+        All values, for the choice of the axis; empty if there is nothing to draw.
+    """
+    curve = seed_curves(records, column, x)
+    if not curve:
+        return []
+    positions = [position for position, _ in curve]
+    marker = "o" if len(curve) == 1 else None  # a line of one point is invisible
+    axes.plot(positions, [sum(v) / len(v) for _, v in curve], label=label, marker=marker, **style)
+    if any(len(values) > 1 for _, values in curve):
+        low, high = [min(v) for _, v in curve], [max(v) for _, v in curve]
+        axes.fill_between(positions, low, high, color=style["color"], alpha=0.18, linewidth=0)
+    return [figure for _, values in curve for figure in values]

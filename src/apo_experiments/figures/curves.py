@@ -1,0 +1,84 @@
+"""Training loss, metric and learning rate over epochs: the figure of most recipes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from apo_experiments.figures.bands import by_label, draw_band
+from apo_experiments.figures.style import grid, line_styles, scale_axis
+from apo_experiments.recipe import Recipe
+from apo_experiments.records import Record
+
+__all__ = ["axis_name", "curves", "draw_panel"]
+
+#: With more entries than this on one axis nobody tells them apart: each base optimizer gets a row of its own.
+_MOST_LINES = 7
+
+
+def curves(records: Sequence[Record], recipe: Recipe) -> Figure:
+    """Draw loss, metric and rate, seeds as bands."""
+    groups = _groups(recipe, by_label(records))
+    columns = [column for column in dict.fromkeys(["train_loss", recipe.metric, "rate"]) if _has(records, column)]
+    figure, axes = grid(len(groups), max(len(columns), 1))
+    for row, labels in zip(axes, groups, strict=True):
+        chosen = [record for record in records if record.config.label in labels]
+        for panel, column in zip(row, columns, strict=False):
+            draw_panel(panel, chosen, recipe, column)
+        if len(groups) > 1:
+            row[0].legend(loc="best", fontsize="small")
+    if len(groups) == 1:
+        figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure
+
+
+def draw_panel(axes: Axes, records: Sequence[Record], recipe: Recipe, column: str, x: str = "epoch") -> None:
+    """Draw one column of the rows for all entries.
+
+    Args:
+        axes: Where.
+        records: The runs.
+        recipe: Their recipe.
+        column: For example ``"train_loss"``.
+        x: The column of the horizontal axis.
+    """
+    groups = by_label(records)
+    styles = line_styles(recipe, list(groups))
+    values: list[float] = []
+    first: list[float] = []
+    for label, seeds in groups.items():
+        drawn = draw_band(axes, seeds, column, styles[label], label, x)
+        values += drawn
+        first += drawn[:1]
+    scale_axis(axes, values, ratio=3.0 if column == "rate" else 20.0)
+    if column == "train_loss" and values and max(values) > 3 * max(first):
+        # A run that diverges would squeeze all others into a line at the bottom.
+        axes.set_ylim(top=3 * max(first))
+    axes.set(xlabel=x, ylabel=axis_name(column))
+
+
+def axis_name(column: str) -> str:
+    """Write the name of a column for readers.
+
+    Example:
+        >>> axis_name("test_accuracy"), axis_name("train_loss"), axis_name("rate")
+        ('test accuracy', 'training loss', 'learning rate')
+    """
+    return {"train_loss": "training loss", "rate": "learning rate"}.get(column, column.replace("_", " "))
+
+
+def _groups(recipe: Recipe, present: dict[str, list[Record]]) -> list[list[str]]:
+    """Return which labels share a row of axes."""
+    if len(present) <= _MOST_LINES:
+        return [list(present)]
+    groups: dict[str, list[str]] = {}
+    for entry in recipe.entries:
+        if entry.label in present:
+            groups.setdefault(entry.method.removesuffix("-apo"), []).append(entry.label)
+    return list(groups.values()) if max(map(len, groups.values())) > 1 else [list(present)]
+
+
+def _has(records: Sequence[Record], column: str) -> bool:
+    return any(row.get(column) is not None for record in records for row in record.rows)

@@ -1,0 +1,14 @@
+"""Ways to train: every optimizer of the paper, today's rivals, and APO on each."""
+
+from apo_experiments.method import Method
+from apo_experiments.methods.apo_precond import PRECONDITIONED
+from apo_experiments.methods.apo_rate import RATE
+from apo_experiments.methods.hyper import complete
+from apo_experiments.methods.packages import PACKAGES
+from apo_experiments.methods.plain import PLAIN
+from apo_experiments.methods.second_order import SECOND_ORDER
+
+__all__ = ["METHODS", "complete"]
+
+#: All methods, by name.
+METHODS: dict[str, Method] = {**PLAIN, **SECOND_ORDER, **PACKAGES, **RATE, **PRECONDITIONED}

@@ -1,0 +1,110 @@
+"""APO-Precond: a learned preconditioner with Kronecker, diagonal or full structure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+import apo
+from apo_experiments.method import Method, Stepper
+from apo_experiments.methods.hyper import COMMON, choose
+from apo_experiments.methods.tuned import OBJECTIVE, TunedStepper, meta_optimizer
+from apo_experiments.problem import Budget, Problem
+
+__all__ = ["PRECONDITIONED"]
+
+#: Hyperparameters of the step and of the rule; None leaves a value to the preset.
+_DEFAULTS: dict[str, Any] = {
+    "lr": 1.0,  # P0, the multiple of the identity that the preconditioner starts from
+    "preset": "default",
+    "scale": 0.9,
+    "momentum": 0.0,
+    "clip": None,  # the largest norm of an update
+    "decoupled_weight_decay": False,
+    "warm_start": None,  # scale P to this multiple of the best step along the first gradient
+    "meta_optimizer": "adam",
+    "meta_lr": None,
+    "meta_beta2": 0.999,
+    "warmup": "none",
+    "warmup_lr": 0.01,
+    "warmup_momentum": 0.9,
+    "warmup_steps": None,  # 3,000, but at most a tenth of the run
+    "warmup_interval": None,  # steps between meta-steps during the warm-up
+    "guard": None,
+    "patience": 3,
+}
+
+#: Meta-learning rate, and whether the warm-up ends only once the look-ahead helps.
+_PRESETS: dict[str, tuple[float, bool]] = {"default": (1e-3, True), "paper": (1e-4, False)}
+
+_STRUCTURES: dict[str, type[apo.Preconditioner]] = {
+    "kronecker": apo.Kronecker,
+    "full": apo.Full,
+    "diagonal": apo.Diagonal,
+}
+_WARMUPS = ("none", "sgdm", "adam")
+
+
+def _warmup(parameters: list[nn.Parameter], hyper: Mapping[str, Any]) -> Optimizer | None:
+    name = choose("warmup", hyper["warmup"], _WARMUPS)
+    options = {"lr": hyper["warmup_lr"], "weight_decay": hyper["weight_decay"]}
+    if name == "sgdm":
+        return torch.optim.SGD(parameters, momentum=hyper["warmup_momentum"], **options)
+    return torch.optim.Adam(parameters, **options) if name == "adam" else None
+
+
+def _build(structure: str, problem: Problem, hyper: Mapping[str, Any], budget: Budget) -> Stepper:
+    preset_rate, preset_guard = _PRESETS[choose("preset", hyper["preset"], tuple(_PRESETS))]
+    parameters = [p for p in problem.model.parameters() if p.requires_grad]
+    warmup = _warmup(parameters, hyper)
+    steps = min(3000, budget.steps // 10) if hyper["warmup_steps"] is None else hyper["warmup_steps"]
+    options = {name: hyper[name] for name in ("conv", "max_dim") if name in hyper}
+    optimizer = _STRUCTURES[structure](
+        problem.model,
+        hyper["lr"],
+        scale=hyper["scale"],
+        momentum=hyper["momentum"],
+        clip=hyper["clip"],
+        weight_decay=hyper["weight_decay"],
+        decoupled_weight_decay=hyper["decoupled_weight_decay"],
+        warmup=warmup,
+        warmup_steps=0 if warmup is None else steps,
+        **options,
+    )
+    rate = preset_rate if hyper["meta_lr"] is None else hyper["meta_lr"]
+    rule = apo.Preconditioned(
+        optimizer,
+        meta_optimizer=meta_optimizer(hyper["meta_optimizer"], rate, hyper["meta_beta2"]),
+        guard=preset_guard if hyper["guard"] is None else hyper["guard"],
+        patience=hyper["patience"],
+        warmup_interval=hyper["warmup_interval"],
+        warm_start=hyper["warm_start"],
+    )
+    return TunedStepper(problem, rule, hyper, budget)
+
+
+def _method(name: str, structure: str, summary: str, own: dict[str, Any]) -> Method:
+    def build(problem: Problem, hyper: Mapping[str, Any], budget: Budget) -> Stepper:
+        return _build(structure, problem, hyper, budget)
+
+    return Method(name, summary, build, COMMON | OBJECTIVE | _DEFAULTS | own)
+
+
+#: Methods whose preconditioner is learned.
+PRECONDITIONED: dict[str, Method] = {
+    method.name: method
+    for method in (
+        _method(
+            "apo-precond",
+            "kronecker",
+            "APO-Precond: a learned EKFAC-shaped preconditioner",
+            {"conv": "matrix", "max_dim": 8192, "warmup": "sgdm"},
+        ),
+        _method("apo-precond-full", "full", "a learned full preconditioning matrix, for few weights", {"lr": 1e-3}),
+        _method("apo-precond-diagonal", "diagonal", "a learned diagonal preconditioner", {"lr": 0.1}),
+    )
+}

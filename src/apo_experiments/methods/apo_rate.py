@@ -1,0 +1,99 @@
+"""APO on the learning rate of each base optimizer, and on SGD's rate and momentum together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+import apo
+from apo_experiments.method import Method, Stepper
+from apo_experiments.methods.hyper import COMMON, choose
+from apo_experiments.methods.plain import BASE_DEFAULTS, BASES
+from apo_experiments.methods.tuned import OBJECTIVE, TunedStepper, meta_optimizer
+from apo_experiments.problem import Budget, Problem
+
+__all__ = ["RATE", "rate_rule"]
+
+#: Hyperparameters of the learned rate; None leaves a value to the preset.
+_RULE: dict[str, Any] = {
+    "preset": "default",
+    "look_ahead": None,
+    "sigma": None,
+    "warm_start": None,
+    "max_change": None,  # 0 for no limit
+    "per_group": False,
+    "meta_optimizer": None,
+    "meta_lr": None,
+    "meta_beta2": None,
+}
+
+#: The meta-optimizers of the two presets.
+_META: dict[str, dict[str, Any]] = {
+    "default": {"meta_optimizer": "corrected-rmsprop", "meta_lr": 0.1, "meta_beta2": 0.99},
+    "paper": {"meta_optimizer": "rmsprop", "meta_lr": 0.1, "meta_beta2": 0.99},
+}
+
+
+def rate_rule(optimizer: torch.optim.Optimizer, hyper: Mapping[str, Any]) -> apo.LearningRate:
+    """Build the rule that learns the rate of an optimizer.
+
+    Args:
+        optimizer: The base optimizer.
+        hyper: With ``preset`` (``"default"``: the library's, or ``"paper"``), and what overrules it where it is not
+            None: ``look_ahead``, ``sigma``, ``warm_start``, ``max_change``, ``meta_optimizer``, ``meta_lr``,
+            ``meta_beta2``.
+
+    Raises:
+        UserError: The preset or the meta-optimizer is unknown.
+
+    Example:
+        >>> base = torch.optim.SGD([torch.zeros(2, 2)], lr=0.1)
+        >>> rule = rate_rule(base, _RULE | {"preset": "paper", "sigma": 2.0})
+        >>> rule.look_ahead, rule.over_relaxation
+        ('step', 2.0)
+    """
+    preset = choose("preset", hyper["preset"], ("default", "paper"))
+    options: dict[str, Any] = {"per_group": hyper["per_group"]}
+    for name, option in (("look_ahead", "look_ahead"), ("sigma", "over_relaxation"), ("warm_start", "warm_start")):
+        if hyper[name] is not None:
+            options[option] = hyper[name]
+    if hyper["max_change"] is not None:
+        options["max_change"] = hyper["max_change"] or None
+    meta = {name: value if hyper[name] is None else hyper[name] for name, value in _META[preset].items()}
+    options["meta_optimizer"] = meta_optimizer(meta["meta_optimizer"], meta["meta_lr"], meta["meta_beta2"])
+    build = apo.LearningRate.paper if preset == "paper" else apo.LearningRate
+    return build(optimizer, **options)
+
+
+def _method(base: str) -> Method:
+    def build(problem: Problem, hyper: Mapping[str, Any], budget: Budget) -> Stepper:
+        parameters = [p for p in problem.model.parameters() if p.requires_grad]
+        return TunedStepper(problem, rate_rule(BASES[base](parameters, hyper), hyper), hyper, budget)
+
+    summary = f"{base} whose learning rate APO learns"
+    return Method(f"{base}-apo", summary, build, COMMON | BASE_DEFAULTS[base] | OBJECTIVE | _RULE)
+
+
+def _build_rate_and_momentum(problem: Problem, hyper: Mapping[str, Any], budget: Budget) -> Stepper:
+    parameters = [p for p in problem.model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(
+        parameters, lr=hyper["lr"], momentum=hyper["momentum"], weight_decay=hyper["weight_decay"]
+    )
+    factory = meta_optimizer(hyper["meta_optimizer"], hyper["meta_lr"], hyper["meta_beta2"])
+    return TunedStepper(problem, apo.RateAndMomentum(optimizer, factory), hyper, budget)
+
+
+#: Methods whose rate is learned.
+RATE: dict[str, Method] = {f"{base}-apo": _method(base) for base in ("sgd", "sgdm", "rmsprop", "adam", "adamw")} | {
+    "apo-rate-momentum": Method(
+        "apo-rate-momentum",
+        "SGD whose learning rate and momentum APO learns together",
+        _build_rate_and_momentum,
+        COMMON
+        | {"lr": 0.01, "momentum": 0.9}
+        | OBJECTIVE
+        | {"meta_optimizer": "corrected-rmsprop", "meta_lr": 0.05, "meta_beta2": 0.99},
+    )
+}

@@ -1,0 +1,111 @@
+"""Optimizer states as plain data, where torch's own ``state_dict`` will not do.
+
+Some optimizers keep objects or strings in their state: ``torch.load(weights_only=True)`` cannot read objects, and
+strings send torch's ``load_state_dict`` into an endless recursion. Here an object is saved as the tensors it holds, and
+read back into the object that the optimizer makes afresh; everything else is saved as it is, without casts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+__all__ = ["load_plain_state", "plain_state"]
+
+_OBJECT = "tensors of an object"
+
+
+def plain_state(optimizer: Optimizer) -> dict[str, Any]:
+    """Return all param groups and states, with tensors shared.
+
+    Example:
+        >>> optimizer = torch.optim.SGD([torch.zeros(2)], lr=0.1)
+        >>> plain_state(optimizer)["groups"][0]["lr"]
+        0.1
+    """
+    return {
+        "groups": [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups],
+        "states": [
+            {key: _encode(value) for key, value in optimizer.state[p].items()} if p in optimizer.state else None
+            for p in _parameters(optimizer)
+        ],
+    }
+
+
+def load_plain_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Take back what :func:`plain_state` returned.
+
+    Args:
+        optimizer: Built over the same parameters in the same way.
+        state: The saved state.
+
+    Raises:
+        ValueError: The state has another number of parameters.
+    """
+    parameters, states = _parameters(optimizer), state["states"]
+    if len(parameters) != len(states):
+        raise ValueError(f"state has {len(states)} parameters, the optimizer {len(parameters)}: build it as it was")
+    for group, saved in zip(optimizer.param_groups, state["groups"], strict=True):
+        group.update(_to(saved, group["params"][0].device))
+    if any(_holds_object(saved) for saved in states):
+        _make_objects(optimizer, [saved is not None for saved in states])
+    for p, saved in zip(parameters, states, strict=True):
+        for key, value in (saved or {}).items():
+            if _is_object(value):
+                vars(optimizer.state[p][key]).update(_to(value[_OBJECT], p.device))
+            else:
+                optimizer.state[p][key] = _to(value, p.device)
+
+
+def _make_objects(optimizer: Optimizer, started: list[bool]) -> None:
+    """Have the optimizer make the states of the parameters that had one; it looks at the gradients' shapes."""
+    parameters = _parameters(optimizer)
+    for p, has_state in zip(parameters, started, strict=True):
+        p.grad = torch.zeros_like(p) if has_state else None
+    for group in optimizer.param_groups:
+        optimizer.init_group(group)  # type: ignore[attr-defined]
+    for p in parameters:
+        p.grad = None
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _encode(value: Any) -> Any:
+    if value is None or isinstance(value, (Tensor, bool, int, float, str, torch.dtype)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return type(value)(_encode(item) for item in value)
+    if isinstance(value, Mapping):
+        return {key: _encode(item) for key, item in value.items()}
+    return {_OBJECT: {name: item for name, item in vars(value).items() if _is_tensors(item)}}
+
+
+def _is_tensors(value: Any) -> bool:
+    return isinstance(value, Tensor) or (
+        isinstance(value, list) and bool(value) and all(isinstance(item, Tensor) for item in value)
+    )
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, Mapping) and _OBJECT in value
+
+
+def _holds_object(saved: Mapping[str, Any] | None) -> bool:
+    return any(_is_object(value) for value in (saved or {}).values())
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    """Copy tensors to the device, in their own precision."""
+    if isinstance(value, Tensor):
+        return value.to(device).clone()
+    if isinstance(value, (list, tuple)):
+        return type(value)(_to(item, device) for item in value)
+    if isinstance(value, Mapping):
+        return {key: _to(item, device) for key, item in value.items()}
+    return value

@@ -1,0 +1,170 @@
+"""KFAC and EKFAC at work: which likelihood the loss is, and when to look at the curvature."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+from torch import Tensor, nn
+
+import apo
+from apo.discrepancy import for_loss
+from apo.discrepancy.outputs import select_output
+from apo_experiments.baselines import EKFAC, KFAC, CurvatureOptimizer
+from apo_experiments.errors import UserError
+from apo_experiments.method import Method, Stepper
+from apo_experiments.methods.hyper import COMMON
+from apo_experiments.methods.passes import forward, forward_context, training_pass
+from apo_experiments.methods.schedules import build_scheduler
+from apo_experiments.problem import Budget, Problem
+
+__all__ = ["SECOND_ORDER", "Likelihood", "SecondOrderStepper"]
+
+#: Hyperparameters beside the common ones.
+_DEFAULTS: dict[str, Any] = {
+    "lr": 0.01,
+    "momentum": 0.9,
+    "damping": 1e-2,
+    "ema": 0.95,
+    "statistics_interval": 5,
+    "inverse_interval": 20,
+    "kl_clip": None,
+}
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """The distribution whose negative log-likelihood, up to a factor, is the training loss.
+
+    Attributes:
+        kind: ``"categorical"``, ``"bernoulli"`` or ``"gaussian"``.
+        discrepancy: The divergence that belongs to the loss: it knows which output and which dimension.
+
+    Example:
+        >>> problem_discrepancy = apo.SquaredError("mean")
+        >>> Likelihood.of(problem_discrepancy).kind
+        'gaussian'
+    """
+
+    kind: str
+    discrepancy: apo.Discrepancy
+
+    @classmethod
+    def of(cls, discrepancy: apo.Discrepancy) -> Likelihood:
+        """Tell which distribution a divergence belongs to.
+
+        Raises:
+            UserError: It belongs to none that KFAC knows.
+        """
+        kinds = {
+            apo.CategoricalKL: "categorical",
+            apo.BernoulliKL: "bernoulli",
+            apo.GaussianKL: "gaussian",
+            apo.SquaredError: "gaussian",
+        }
+        if type(discrepancy) not in kinds:
+            raise UserError(
+                f"KFAC needs a loss that is a log-likelihood, but the task's divergence is "
+                f"{type(discrepancy).__name__}: use another method."
+            )
+        return cls(kinds[type(discrepancy)], discrepancy)
+
+    def output(self, output: Any) -> Tensor:
+        """Take the distribution's parameters out of what the network returns, classes in the last dimension."""
+        tensor = select_output(output, self.discrepancy.output)
+        if isinstance(self.discrepancy, apo.CategoricalKL):
+            dim = self.discrepancy.dim
+            return tensor.movedim(min(1, tensor.ndim - 1) if dim == "torch" else dim, -1)
+        return tensor
+
+    def scale(self, output: Tensor) -> float:
+        """Return the factor between the loss of an example and its negative log-likelihood."""
+        if getattr(self.discrepancy, "reduction", "sum") != "mean":
+            return 1.0
+        size = output[0].numel()
+        return 2.0 / size if isinstance(self.discrepancy, apo.SquaredError) else 1.0 / size
+
+
+@final
+class SecondOrderStepper(Stepper):
+    """Trains with KFAC or EKFAC; steps without statistics run as fast as plain ones.
+
+    Args:
+        problem: What is trained.
+        optimizer: The optimizer over its network.
+        hyper: Complete hyperparameters.
+        budget: How long the run is.
+    """
+
+    def __init__(
+        self, problem: Problem, optimizer: CurvatureOptimizer, hyper: Mapping[str, Any], budget: Budget
+    ) -> None:
+        self._problem = problem
+        self._optimizer = optimizer
+        self._likelihood = Likelihood.of(_discrepancy(problem))
+        self._pass = training_pass(problem, hyper)
+        self._precision = hyper["precision"]
+        self._clip = hyper["clip_grad_norm"]
+        self._scheduler = build_scheduler(optimizer, hyper, budget)
+
+    def step(self, inputs: Any, target: Any) -> Tensor:
+        """Forward, look at the curvature if it is time, backward, clip, step, schedule."""
+        watched = self._optimizer.wants_statistics
+        loss = self._watched_pass(inputs, target) if watched else self._pass(inputs, target)
+        if self._clip is not None:
+            nn.utils.clip_grad_norm_(self._problem.model.parameters(), self._clip)
+        self._optimizer.step()
+        if self._scheduler is not None:
+            self._scheduler.step()
+        return loss
+
+    def _watched_pass(self, inputs: Any, target: Any) -> Tensor:
+        model, likelihood = self._problem.model, self._likelihood
+        self._optimizer.zero_grad()
+        with forward_context(model, self._precision):
+            output = forward(model, inputs)
+            loss = self._problem.loss(output, target)
+        tensor = likelihood.output(output)
+        self._optimizer.observe(tensor, likelihood.kind, scale=likelihood.scale(tensor))
+        loss.backward()
+        return loss.detach()
+
+    def rate(self) -> float:
+        """Return the rate in force."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the optimizer, its curvature included, and the schedule."""
+        schedule = None if self._scheduler is None else self._scheduler.state_dict()
+        return {"optimizer": self._optimizer.state_dict(), "scheduler": schedule}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take them back."""
+        self._optimizer.load_state_dict(state["optimizer"])
+        if self._scheduler is not None:
+            self._scheduler.load_state_dict(state["scheduler"])
+
+
+def _discrepancy(problem: Problem) -> apo.Discrepancy:
+    if isinstance(problem.discrepancy, apo.Discrepancy):
+        return problem.discrepancy
+    try:
+        return for_loss(problem.loss)
+    except ValueError as error:
+        raise UserError(f"KFAC does not know which likelihood the task's loss is: {error}") from None
+
+
+def _method(name: str, optimizer_class: type[KFAC] | type[EKFAC], summary: str) -> Method:
+    def build(problem: Problem, hyper: Mapping[str, Any], budget: Budget) -> Stepper:
+        options = {key: hyper[key] for key in _DEFAULTS} | {"weight_decay": hyper["weight_decay"]}
+        return SecondOrderStepper(problem, optimizer_class(problem.model, **options), hyper, budget)
+
+    return Method(name, summary, build, COMMON | _DEFAULTS)
+
+
+#: Methods with Kronecker-factored curvature.
+SECOND_ORDER: dict[str, Method] = {
+    "kfac": _method("kfac", KFAC, "Kronecker-factored natural gradient"),
+    "ekfac": _method("ekfac", EKFAC, "KFAC's eigenbasis with second moments of the gradient"),
+}

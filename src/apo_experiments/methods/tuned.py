@@ -1,0 +1,138 @@
+"""Training with APO: ordinary steps like any other, and a meta-step every so often."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import apo
+from apo_experiments.method import Stepper
+from apo_experiments.methods.hyper import choose
+from apo_experiments.methods.passes import EagerPass, forward_context, training_pass
+from apo_experiments.methods.schedules import build_scheduler
+from apo_experiments.problem import Budget, Problem
+
+__all__ = ["OBJECTIVE", "TunedStepper", "meta_optimizer"]
+
+#: Hyperparameters of the meta-objective; None for the weights leaves them to the rule.
+OBJECTIVE: dict[str, Any] = {
+    "interval": 10,
+    "fsd_weight": None,
+    "wsd_weight": None,
+    "fsd_batch": "previous",
+    "short_horizon_ablation": False,
+}
+
+#: How many records of meta-steps a checkpoint carries along.
+_HISTORY = 100
+
+_META_OPTIMIZERS = ("rmsprop", "corrected-rmsprop", "adam", "sgd")
+
+
+@final
+class TunedStepper(Stepper):
+    """Trains with an :class:`apo.APO` tuner.
+
+    Args:
+        problem: What is trained.
+        rule: The rule whose meta-parameters are learned.
+        hyper: Complete hyperparameters, those of :data:`OBJECTIVE` among them.
+        budget: How long the run is.
+
+    Attributes:
+        tuner: The tuner, for tests and for the curious.
+    """
+
+    def __init__(self, problem: Problem, rule: apo.Rule, hyper: Mapping[str, Any], budget: Budget) -> None:
+        self.tuner = apo.APO(
+            problem.model,
+            rule,
+            loss=problem.loss,
+            discrepancy=problem.discrepancy,
+            interval=hyper["interval"],
+            fsd_weight=hyper["fsd_weight"],
+            wsd_weight=hyper["wsd_weight"],
+            fsd_batch=choose("fsd_batch", hyper["fsd_batch"], ("previous", "same")),
+            short_horizon_ablation=hyper["short_horizon_ablation"],
+            history_limit=_HISTORY,
+        )
+        self._model = problem.model
+        self._pass = training_pass(problem, hyper)
+        self._precision = hyper["precision"]
+        self._clip = hyper["clip_grad_norm"]
+        warmup = getattr(self.tuner.optimizer, "warmup", None)
+        optimizers = [self.tuner.optimizer] if warmup is None else [self.tuner.optimizer, warmup]
+        schedulers = (build_scheduler(optimizer, hyper, budget) for optimizer in optimizers)
+        self._schedulers = [scheduler for scheduler in schedulers if scheduler is not None]
+
+    def step(self, inputs: Any, target: Any) -> Tensor:
+        """Take one step; a pass that a meta-step will look at again runs eagerly, any other as fast as it can."""
+        if self.tuner.is_meta_step() or isinstance(self._pass, EagerPass):
+            self.tuner.optimizer.zero_grad()
+            with forward_context(self._model, self._precision):
+                loss = self.tuner.backward(inputs, target)
+        else:
+            loss = self._pass(inputs, target)
+            with forward_context(self._model, self._precision):
+                self.tuner.record(inputs, target)
+        if self._clip is not None:
+            nn.utils.clip_grad_norm_(self._model.parameters(), self._clip)
+        self.tuner.step()
+        for scheduler in self._schedulers:
+            scheduler.step()
+        return loss
+
+    def rate(self) -> float:
+        """Return the rate in force."""
+        return float(self.tuner.optimizer.param_groups[0]["lr"])
+
+    def telemetry(self) -> dict[str, float]:
+        """Return the terms of Q at the last meta-step and what the rule says of itself."""
+        if not len(self.tuner.history):
+            return {}
+        scalars = self.tuner.history[-1].scalars()
+        figures = {f"apo/{name}": float(value) for name, value in scalars.items() if not name.startswith("lr/")}
+        return figures | {"apo/skipped_meta_updates": float(self.tuner.skipped_meta_updates)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the tuner, which holds the optimizer and the meta-optimizer, and the schedules."""
+        return {
+            "tuner": self.tuner.state_dict(),
+            "schedulers": [scheduler.state_dict() for scheduler in self._schedulers],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take them back."""
+        self.tuner.load_state_dict(state["tuner"])
+        for scheduler, saved in zip(self._schedulers, state["schedulers"], strict=True):
+            scheduler.load_state_dict(saved)
+
+
+def meta_optimizer(name: str, lr: float, beta2: float) -> Callable[[list[Tensor]], Optimizer]:
+    """Return a factory of meta-optimizers.
+
+    Args:
+        name: ``"rmsprop"`` (the paper's, for rates), ``"corrected-rmsprop"`` (with bias correction), ``"adam"`` or
+            ``"sgd"``.
+        lr: Meta-learning rate.
+        beta2: Decay of the second moment.
+
+    Raises:
+        UserError: The name is unknown.
+
+    Example:
+        >>> type(meta_optimizer("rmsprop", 0.1, 0.99)([torch.zeros(1)])).__name__
+        'RMSprop'
+    """
+    choose("meta_optimizer", name, _META_OPTIMIZERS)
+    if name == "sgd":
+        return functools.partial(torch.optim.SGD, lr=lr)
+    if name == "rmsprop":
+        return functools.partial(torch.optim.RMSprop, lr=lr, alpha=beta2)
+    beta1 = 0.0 if name == "corrected-rmsprop" else 0.9
+    return functools.partial(torch.optim.Adam, lr=lr, betas=(beta1, beta2))

@@ -1,0 +1,71 @@
+"""What evaluations have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["evaluating", "mean_over"]
+
+_CHUNK = 8192
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a network into evaluation mode, without gradients; afterwards every module is in the mode it was in.
+
+    Example:
+        >>> model = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(2).eval())
+        >>> with evaluating(model):
+        ...     model[0].training
+        False
+        >>> model[0].training, model[1].training
+        (True, False)
+    """
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def mean_over(
+    model: nn.Module,
+    measures: Callable[[Tensor, Any], Tensor],
+    inputs: Tensor,
+    targets: Tensor,
+    prepare: Callable[[Tensor], Tensor] | None = None,
+    chunk: int = _CHUNK,
+) -> list[float]:
+    """Average measures over a data set that does not fit through the network at once.
+
+    Args:
+        model: The network; it is put into evaluation mode.
+        measures: From outputs and targets of some examples to the means of one or several measures, ``[measures]``.
+        inputs: ``[N, ...]``.
+        targets: ``[N, ...]``.
+        prepare: What happens to inputs before the network sees them.
+        chunk: How many examples at a time.
+
+    Returns:
+        The mean of each measure over all N examples. Only here the host waits for the device.
+
+    Example:
+        >>> errors = lambda output, target: (output - target).abs().mean().reshape(1)
+        >>> mean_over(nn.Identity(), errors, torch.arange(5.0), torch.zeros(5), chunk=2)
+        [2.0]
+    """
+    sums = []
+    with evaluating(model):
+        for start in range(0, len(inputs), chunk):
+            part, target = inputs[start : start + chunk], targets[start : start + chunk]
+            output = model(part if prepare is None else prepare(part))
+            sums.append(measures(output, target).double() * len(part))
+    return (torch.stack(sums).sum(0) / len(inputs)).tolist()

@@ -1,0 +1,96 @@
+r"""Badly conditioned regression with a two-layer linear network (section 5.2.1; Rahimi and Recht, 2017).
+
+Targets are :math:`t = A x` with standard normal x, the network is :math:`W_2 W_1 x` and the objective
+
+.. math:: J(W_1, W_2) = E_x \|A x - W_2 W_1 x\|^2 = \|A - W_2 W_1\|_F^2 .
+
+The singular values of A fall evenly on a log scale from 1 to 1 / condition number, between random orthogonal bases.
+The sizes are Rahimi and Recht's: six inputs, six hidden units, ten outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from apo.discrepancy import SquaredError
+from apo_experiments.data.epochs import EpochBatches
+from apo_experiments.models.linear_pair import LinearPair
+from apo_experiments.problem import Problem
+from apo_experiments.recipe import Setting
+
+__all__ = ["DEFAULTS", "ill_conditioned"]
+
+#: Options: the condition number of A, sizes, and how many new batches make an "epoch" (there is no end of data).
+DEFAULTS: dict[str, Any] = {
+    "condition_number": 1e10,
+    "inputs": 6,
+    "hidden": 6,
+    "outputs": 10,
+    "batch_size": 128,
+    "steps_per_epoch": 100,
+}
+
+
+def ill_conditioned(options: Mapping[str, Any], setting: Setting) -> Problem:
+    """Build the problem, in float64; the metric ``objective`` is J itself, not an estimate.
+
+    Args:
+        options: See :data:`DEFAULTS`.
+        setting: The seed decides A, the initial weights and the inputs.
+
+    Example:
+        >>> problem = ill_conditioned(DEFAULTS, Setting(0, torch.device("cpu"), None))
+        >>> inputs, target = problem.batches.next()
+        >>> inputs.shape, target.shape, problem.loss(target, target).item()
+        (torch.Size([128, 6]), torch.Size([128, 10]), 0.0)
+    """
+    matrix = _matrix(options["outputs"], options["inputs"], options["condition_number"], setting.seed)
+    matrix = matrix.to(setting.device)
+    model = LinearPair(options["inputs"], options["hidden"], options["outputs"]).double().to(setting.device)
+    stream = _NormalInputs(matrix, options["batch_size"], options["steps_per_epoch"], setting.seed)
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        assert isinstance(model, LinearPair)
+        with torch.no_grad():
+            return {"objective": float((matrix - model.second.weight @ model.first.weight).square().sum())}
+
+    return Problem(model, _squared_error, stream, evaluate, SquaredError())
+
+
+def _squared_error(output: Tensor, target: Tensor) -> Tensor:
+    return (output - target).square().sum(1).mean()
+
+
+def _matrix(outputs: int, inputs: int, condition_number: float, seed: int) -> Tensor:
+    """Return A ``[outputs, inputs]``."""
+    generator = torch.Generator().manual_seed(seed)
+    rank = min(outputs, inputs)
+    left, right = (
+        torch.linalg.qr(torch.randn(size, rank, generator=generator, dtype=torch.float64)).Q
+        for size in (outputs, inputs)
+    )
+    # Exponents, because a condition number of 1e10 leaves no digits to a subtraction.
+    exponents = torch.linspace(0, 1, rank, dtype=torch.float64)
+    return (left * condition_number**-exponents) @ right.T
+
+
+@final
+class _NormalInputs(EpochBatches):
+    """New standard normal inputs for ever, with their targets."""
+
+    def __init__(self, matrix: Tensor, batch_size: int, steps_per_epoch: int, seed: int) -> None:
+        super().__init__(steps_per_epoch, seed, matrix.device)
+        self._matrix, self._batch_size = matrix, batch_size
+        self._inputs = matrix.new_empty(0)
+
+    def start_epoch(self, generator: torch.Generator) -> None:
+        shape = (self.steps_per_epoch, self._batch_size, self._matrix.shape[1])
+        self._inputs = torch.randn(shape, generator=generator, dtype=torch.float64, device=self._matrix.device)
+
+    def batch(self, position: int) -> tuple[Tensor, Tensor]:
+        inputs = self._inputs[position]
+        return inputs, inputs @ self._matrix.T

@@ -1,0 +1,74 @@
+"""Networks whose parameters, activations and gradients have 16 bits."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from apo_experiments.errors import UserError
+
+__all__ = ["SixteenBit", "in_precision", "number_type"]
+
+#: Automatic mixed precision leaves the network as it is: it is the business of the training step.
+_NUMBER_TYPES = {
+    "float32": torch.float32,
+    "bf16-autocast": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+
+
+def number_type(precision: str) -> torch.dtype:
+    """Return the type of a network's parameters.
+
+    Raises:
+        UserError: There is no such precision.
+
+    Example:
+        >>> number_type("bf16")
+        torch.bfloat16
+    """
+    if precision not in _NUMBER_TYPES:
+        raise UserError(f"precision was {precision!r}: it must be one of {', '.join(_NUMBER_TYPES)}.")
+    return _NUMBER_TYPES[precision]
+
+
+def in_precision(model: nn.Module, precision: str) -> nn.Module:
+    """Return the network with parameters of a precision; what it returns stays float32.
+
+    Args:
+        model: A network in float32, which is changed.
+        precision: ``"float32"``, ``"bf16-autocast"``, ``"bf16"`` or ``"fp16"``.
+
+    Example:
+        >>> model = in_precision(nn.Linear(2, 1), "bf16")
+        >>> model(torch.ones(1, 2)).dtype, next(model.parameters()).dtype
+        (torch.float32, torch.bfloat16)
+    """
+    dtype = number_type(precision)
+    return model if dtype == torch.float32 else SixteenBit(model, dtype)
+
+
+@final
+class SixteenBit(nn.Module):
+    """A network in 16 bits that takes inputs of any precision and returns float32, so that a loss is exact.
+
+    Args:
+        model: Takes one tensor and returns one; its parameters and buffers are cast.
+        dtype: ``torch.bfloat16`` or ``torch.float16``.
+
+    Example:
+        >>> SixteenBit(nn.Linear(2, 1), torch.float16).model.weight.dtype
+        torch.float16
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model = model.to(dtype)
+        self.dtype = dtype
+
+    def forward(self, inputs: Tensor) -> Any:
+        """Cast, run, cast back."""
+        return self.model(inputs.to(self.dtype)).float()

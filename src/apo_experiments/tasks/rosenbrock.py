@@ -1,0 +1,66 @@
+"""The Rosenbrock function as a training problem without data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from apo.discrepancy import SquaredError
+from apo_experiments.models.rosenbrock import Rosenbrock
+from apo_experiments.problem import Batches, Problem
+from apo_experiments.recipe import Setting
+
+__all__ = ["DEFAULTS", "rosenbrock"]
+
+#: Options: where (x, y) begin, and after how many steps the place is recorded.
+DEFAULTS: dict[str, Any] = {"start": (1.0, -1.5), "steps_per_epoch": 10}
+
+
+def rosenbrock(options: Mapping[str, Any], setting: Setting) -> Problem:
+    """Build the problem, in float64: minimise (1 - x)^2 + 100 (y - x^2)^2.
+
+    Metrics are the value, called ``objective``, and ``x`` and ``y``.
+
+    Args:
+        options: See :data:`DEFAULTS`.
+        setting: Only the device matters: there is nothing random.
+
+    Example:
+        >>> problem = rosenbrock(DEFAULTS, Setting(0, torch.device("cpu"), None))
+        >>> problem.evaluate(problem.model)
+        {'objective': 625.0, 'x': 1.0, 'y': -1.5}
+    """
+    model = Rosenbrock(options["start"], dtype=torch.float64).to(setting.device)
+    stream = _NoData(int(options["steps_per_epoch"]), setting.device)
+    return Problem(model, _sum_of_squares, stream, _place, SquaredError())
+
+
+def _sum_of_squares(residuals: Tensor, target: Tensor) -> Tensor:
+    return residuals.square().sum()
+
+
+def _place(model: nn.Module) -> dict[str, float]:
+    assert isinstance(model, Rosenbrock)
+    x, y = model.point.tolist()
+    return {"objective": float(model.value()), "x": x, "y": y}
+
+
+@final
+class _NoData(Batches):
+    """A stream of batches that nobody looks at."""
+
+    def __init__(self, steps_per_epoch: int, device: torch.device) -> None:
+        self.steps_per_epoch = steps_per_epoch
+        self._nothing = torch.zeros(1, 1, dtype=torch.float64, device=device)
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        return self._nothing, self._nothing
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
