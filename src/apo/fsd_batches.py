@@ -11,15 +11,19 @@ import copy
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
 import torch
 
 from apo.errors import ApoWarning, MissingBatchError
+from apo.isolation import RandomState
 from apo.replay import Recording
 
 __all__ = ["BatchStream", "FSDBatches", "PreviousBatch", "SameBatch", "fsd_batches"]
+
+_END = object()
 
 
 class FSDBatches(ABC):
@@ -116,8 +120,10 @@ class BatchStream(FSDBatches):
         """
         for _ in range(2):
             if self._iterator is None:
-                self._iterator, self._position = iter(self._source), 0
-            for batch in self._iterator:
+                self._wind_to(0)
+            with _own_randomness():
+                batch = next(self._iterator, _END)  # type: ignore[arg-type]
+            if batch is not _END:
                 self._position += 1
                 return self._record(batch, current)
             self._iterator = None
@@ -160,8 +166,19 @@ class BatchStream(FSDBatches):
         return twin
 
     def _wind_to(self, position: int) -> None:
-        self._iterator, self._position = iter(self._source), position
-        next(islice(self._iterator, position, position), None)
+        with _own_randomness():
+            self._iterator, self._position = iter(self._source), position
+            next(islice(self._iterator, position, position), None)
+
+
+@contextmanager
+def _own_randomness() -> Iterator[None]:
+    """Give torch's random stream back to training: a DataLoader draws its seeds and its order from it."""
+    random_state = RandomState.capture(())
+    try:
+        yield
+    finally:
+        random_state.restore()
 
 
 def _is_stateful(source: object) -> bool:

@@ -13,7 +13,7 @@ import apo
 
 
 class Treacherous(nn.Module):
-    """Buffers of every kind, a frozen layer, one that is not used, one in evaluation mode, and dropout."""
+    """Buffers of every kind, layers that are frozen, unused, in evaluation mode or change their mode, and dropout."""
 
     def __init__(self):
         super().__init__()
@@ -24,6 +24,7 @@ class Treacherous(nn.Module):
         self.head = nn.Linear(6, 3)
         self.frozen = nn.Linear(6, 6).requires_grad_(False)
         self.unused = nn.Linear(2, 2)
+        self.switch = nn.Identity()
         self.register_buffer("replaced", torch.zeros(6))
         self.register_buffer("counter", torch.zeros((), dtype=torch.long), persistent=False)
         self.register_buffer("constant", torch.ones(1).expand(5))  # memory that cannot be written element by element
@@ -32,6 +33,7 @@ class Treacherous(nn.Module):
         x = self.frozen(self.settled(self.norm(self.body(x))))
         self.replaced = 0.9 * self.replaced + 0.1 * x.detach().mean(0)
         self.counter += 1
+        self.switch.train(not self.switch.training)
         return self.head(self.dropout(torch.tanh(x)) + self.replaced + self.constant[0])
 
 

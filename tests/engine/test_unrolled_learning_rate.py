@@ -268,3 +268,16 @@ def test_the_other_front_door_finds_the_same_meta_gradient():
         found.append(torch.stack([gradient[0] for gradient in tuner.rule.meta_optimizer.seen]))
     assert len(found[0]) == 4
     assert torch.equal(*found)
+
+
+def test_both_passes_of_the_fsd_term_share_their_dropout_masks_whatever_was_drawn_before_the_step():
+    model = networks.build("norm-and-dropout")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-13)  # theta' is theta, all but
+    tuner = apo.APO(model, rule_for(optimizer, bounds=(1e-20, 1.0)), loss=F.cross_entropy, interval=1)
+    for x, y in networks.batches("norm-and-dropout", 3):
+        optimizer.zero_grad()
+        tuner.backward(x, y)
+        torch.rand(7)
+        tuner.step()
+    assert all(abs(record.fsd) < 1e-12 for record in tuner.history)
+    assert all(record.look_ahead_loss == pytest.approx(record.loss, rel=1e-12) for record in tuner.history)

@@ -290,7 +290,7 @@ def test_the_model_is_a_module():
 
 def test_the_rule_is_a_rule_or_an_optimizer():
     model: Any = plain_network()
-    expected = "rule (optimizer in attach) must be an apo rule or a torch.optim.Optimizer, got Sequential"
+    expected = "rule must be an apo rule or a torch.optim.Optimizer, got Sequential"
     refuses(TypeError, expected, lambda: apo.APO(model, model, F.cross_entropy))
     refuses(TypeError, expected, lambda: apo.attach(model, model, nn.CrossEntropyLoss()))
     refuses(

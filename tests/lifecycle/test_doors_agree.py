@@ -12,6 +12,7 @@ from tests.lifecycle.harness import (
     plain_network,
     saved_and_loaded,
 )
+from torch.utils.data import DataLoader, TensorDataset
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -54,3 +55,15 @@ def test_off_meta_steps_the_weights_move_as_the_bare_optimizer_moves_them(door):
         optimizer.step()
     run.train(range(1, 6))
     assert all(torch.equal(a, b) for a, b in zip(run.model.parameters(), bare.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_shuffling_loader_for_the_function_space_term_leaves_trainings_random_stream_alone(door):
+    data = TensorDataset(*batch(500, size=40))
+    runs = []
+    for fsd_batch in ("same", DataLoader(data, batch_size=16, shuffle=True)):
+        run = Run(door, network=network_with_dropout_and_batchnorm, fsd_batch=fsd_batch)
+        torch.manual_seed(1)
+        runs.append((run.train(range(11)), torch.get_rng_state()))
+    assert torch.equal(runs[0][1], runs[1][1])
+    assert len(runs[1][0].tuner.history) == 4

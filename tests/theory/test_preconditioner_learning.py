@@ -91,18 +91,26 @@ class Mixed(nn.Module):
 def test_a_kronecker_preconditioner_becomes_the_inverse_of_kfac():
     model = Mixed()
     optimizer = apo.Kronecker(model, lr=0.5)
-    found = learn(model, optimizer, 2, 1000, 1.0, 0.0)
+    found = learn(model, optimizer, 2, 1000, 1.0, 0.0, meta_rate=0.01)
     second_factor = model.mix.T @ model.mix
     # Weights [out, in] flattened row by row: the curvature is (mix^T mix) kron E[a a^T].
     expected = torch.linalg.inv(torch.kron(second_factor, SECOND_MOMENT))
     assert relative_error(0.5 * torch.eye(8, dtype=torch.float64), expected) > 0.5
-    assert relative_error(found, expected) < 1e-3
+    assert relative_error(found, expected) < 1e-4
 
 
-def test_damping_that_is_no_kronecker_product_is_met_by_the_elementwise_scale():
-    """EKFAC's S represents (A kron B + lambda I)^-1 exactly in the eigenbasis; KFAC alone could not."""
+def distance_to_kronecker_products(matrix):
+    """Returns the relative error of the best `[2, 2] kron [4, 4]` product: the tail of the rearrangement's spectrum."""
+    rearranged = matrix.reshape(2, 4, 2, 4).permute(0, 2, 1, 3).reshape(4, 16)
+    values = torch.linalg.svdvals(rearranged)
+    return float(torch.linalg.vector_norm(values[1:]) / torch.linalg.vector_norm(values))
+
+
+@pytest.mark.slow
+def test_with_damping_it_comes_closer_than_any_kronecker_product_could():
+    """The elementwise scale S represents the inverse of A kron B + lambda I in its eigenbasis, as EKFAC's does."""
     model = Mixed()
-    found = learn(model, apo.Kronecker(model, lr=0.5), 2, 1500, 1.0, 0.3)
+    found = learn(model, apo.Kronecker(model, lr=0.5), 2, 1500, 1.0, 1.0, meta_rate=0.02)
     curvature = torch.kron(model.mix.T @ model.mix, SECOND_MOMENT)
-    expected = optimal_preconditioner(curvature, fsd_weight=1.0, wsd_weight=0.3)
-    assert relative_error(found, expected) < 0.02
+    expected = optimal_preconditioner(curvature, fsd_weight=1.0, wsd_weight=1.0)
+    assert relative_error(found, expected) < 0.6 * distance_to_kronecker_products(expected)

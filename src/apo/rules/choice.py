@@ -24,5 +24,4 @@ def as_rule(rule: Rule | Optimizer) -> Rule:
         return Preconditioned(rule)
     if isinstance(rule, Optimizer):
         return LearningRate(rule)
-    kind = type(rule).__name__
-    raise TypeError(f"rule (optimizer in attach) must be an apo rule or a torch.optim.Optimizer, got {kind}")
+    raise TypeError(f"rule must be an apo rule or a torch.optim.Optimizer, got {type(rule).__name__}")

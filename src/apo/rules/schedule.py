@@ -11,7 +11,8 @@ in two kinds, and both have to work without being told of us:
 
 A number does not tell where it comes from, so the rate is a :class:`Rate`: a float whose products and sums are
 :class:`Rate` again. A written :class:`Rate` was made from the rate in force, a plain float was not. (ReduceLROnPlateau
-turns the rate into a plain float first, but works without the step counter that the closed-form schedulers install.)
+turns the rate into a plain float first, but works without the step counter that the closed-form schedulers install;
+beside another scheduler it cannot be told from a closed-form one, so use it alone.)
 A rate that is a tensor cannot remember: whoever writes into it is taken for a recursive scheduler.
 """
 
@@ -72,7 +73,8 @@ def _reference(group: Mapping[str, Any]) -> float:
 
 
 def _is_scheduled(optimizer: Optimizer) -> bool:
-    return hasattr(optimizer.step, "_wrapped_by_lr_sched")
+    # The mark that torch's schedulers leave on the optimizers they serve; older releases called it _with_counter.
+    return hasattr(optimizer.step, "_wrapped_by_lr_sched") or hasattr(optimizer.step, "_with_counter")
 
 
 class ScheduledGroup(dict):

@@ -53,6 +53,12 @@ class CurvatureOptimizer(Optimizer, ABC):
         layers: The layers with a block.
         steps: How many steps were taken.
         observations: How many times statistics were gathered.
+
+    Example:
+        >>> from apo_experiments.baselines import KFAC
+        >>> optimizer = KFAC(nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3)))
+        >>> [layer.shape for layer in optimizer.layers]
+        [(8, 5), (3, 9)]
     """
 
     def __init__(

@@ -39,7 +39,7 @@ def bars(records: Sequence[Record], recipe: Recipe) -> Figure:
         if result.paper is not None:
             axes.plot(result.paper, position, "D", markersize=6, markerfacecolor="none", markeredgecolor=COLOURS[-1])
     axes.set_yticks(range(len(results)), [result.label for result in results])
-    axes.set_ylim(len(results) - 0.5, -0.5)
+    axes.set_ylim(max(len(results), 1) - 0.5, -0.5)
     if shown and min(shown) > 0 and max(shown) / min(shown) > 20:
         axes.set_xscale("log")
     else:

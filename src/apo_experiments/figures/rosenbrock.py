@@ -34,9 +34,10 @@ def rosenbrock(records: Sequence[Record], recipe: Recipe) -> Figure:
 
 
 def _path(record: Record) -> numpy.ndarray:
-    """Return the points that a run went through, ``[points, 2]``."""
+    """Return the points that a run went through, ``[points, 2]``; no row holds the one that it started from."""
     points = [(row["x"], row["y"]) for row in record.rows if row.get("x") is not None and row.get("y") is not None]
-    return numpy.array(points, dtype=float).reshape(-1, 2)
+    start = [tuple(record.config.options["start"])] if points and "start" in record.config.options else []
+    return numpy.array([*start, *points], dtype=float).reshape(-1, 2)
 
 
 def _draw_paths(axes: Axes, paths: dict[str, numpy.ndarray], recipe: Recipe) -> None:

@@ -23,7 +23,12 @@ Loss = Callable[[Any, Any], Tensor]
 
 
 class TrainingPass(ABC):
-    """Computes the loss of a batch and its gradients."""
+    """Computes the loss of a batch and its gradients.
+
+    Example:
+        >>> issubclass(EagerPass, TrainingPass)
+        True
+    """
 
     @abstractmethod
     def __call__(self, inputs: Any, target: Any) -> Tensor:
@@ -98,6 +103,11 @@ def training_pass(problem: Problem, hyper: Mapping[str, Any]) -> TrainingPass:
 
     Raises:
         UserError: The precision is unknown.
+
+    Example:
+        >>> problem = Problem(nn.Linear(2, 1), nn.functional.mse_loss, batches=None, evaluate=lambda model: {})
+        >>> type(training_pass(problem, {"precision": "float32", "cuda_graph": False})).__name__
+        'EagerPass'
     """
     from apo_experiments.methods.graphed import GraphedPass
 

@@ -21,7 +21,15 @@ __all__ = ["BASES", "PLAIN", "Driver", "PlainStepper", "TorchDriver"]
 
 
 class Driver(ABC):
-    """How one optimizer wants to be used and saved."""
+    """How one optimizer wants to be used and saved.
+
+    Args:
+        optimizer: The optimizer.
+
+    Example:
+        >>> TorchDriver(torch.optim.SGD([torch.zeros(1)], lr=0.1)).rate()
+        0.1
+    """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
@@ -47,7 +55,12 @@ class Driver(ABC):
 
 @final
 class TorchDriver(Driver):
-    """An optimizer of torch."""
+    """An optimizer of torch.
+
+    Example:
+        >>> sorted(TorchDriver(torch.optim.SGD([torch.zeros(1)], lr=0.1)).state_dict())
+        ['param_groups', 'state']
+    """
 
     def state_dict(self) -> dict[str, Any]:
         """Return torch's own."""
@@ -69,9 +82,13 @@ class PlainStepper(Stepper):
         budget: How long the run is.
 
     Example:
-        >>> from apo_experiments.methods.passes import EagerPass
-        >>> isinstance(PLAIN["sgd"].defaults["lr"], float)
-        True
+        >>> from apo_experiments.methods import METHODS, complete
+        >>> problem = Problem(nn.Linear(2, 1), nn.functional.mse_loss, batches=None, evaluate=lambda model: {})
+        >>> method = METHODS["sgd"]
+        >>> stepper = method.build(problem, complete(method, {"lr": 0.1}), Budget(steps=10, steps_per_epoch=10))
+        >>> loss = stepper.step(torch.ones(4, 2), torch.zeros(4, 1))
+        >>> stepper.rate()
+        0.1
     """
 
     def __init__(self, problem: Problem, drivers: Sequence[Driver], hyper: Mapping[str, Any], budget: Budget) -> None:

@@ -45,6 +45,12 @@ def load_plain_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
 
     Raises:
         ValueError: The state has another number of parameters.
+
+    Example:
+        >>> optimizer = torch.optim.SGD([torch.zeros(2)], lr=0.1)
+        >>> load_plain_state(optimizer, {"groups": [{"lr": 0.3}], "states": [None]})
+        >>> optimizer.param_groups[0]["lr"]
+        0.3
     """
     parameters, states = _parameters(optimizer), state["states"]
     if len(parameters) != len(states):

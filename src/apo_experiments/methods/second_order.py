@@ -95,6 +95,16 @@ class SecondOrderStepper(Stepper):
         optimizer: The optimizer over its network.
         hyper: Complete hyperparameters.
         budget: How long the run is.
+
+    Example:
+        >>> import torch
+        >>> from apo_experiments.methods import METHODS, complete
+        >>> problem = Problem(nn.Linear(2, 1), nn.functional.mse_loss, batches=None, evaluate=lambda model: {})
+        >>> method = METHODS["kfac"]
+        >>> stepper = method.build(problem, complete(method, {"lr": 0.1}), Budget(steps=10, steps_per_epoch=10))
+        >>> loss = stepper.step(torch.ones(4, 2), torch.zeros(4, 1))
+        >>> stepper.rate()
+        0.1
     """
 
     def __init__(

@@ -46,6 +46,15 @@ class TunedStepper(Stepper):
 
     Attributes:
         tuner: The tuner, for tests and for the curious.
+
+    Example:
+        >>> from apo_experiments.methods import METHODS, complete
+        >>> problem = Problem(nn.Linear(2, 1), nn.functional.mse_loss, batches=None, evaluate=lambda model: {})
+        >>> method = METHODS["sgdm-apo"]
+        >>> stepper = method.build(problem, complete(method, {"lr": 0.1}), Budget(steps=10, steps_per_epoch=10))
+        >>> loss = stepper.step(torch.ones(4, 2), torch.zeros(4, 1))
+        >>> stepper.tuner.steps
+        1
     """
 
     def __init__(self, problem: Problem, rule: apo.Rule, hyper: Mapping[str, Any], budget: Budget) -> None:

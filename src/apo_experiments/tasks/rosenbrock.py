@@ -45,7 +45,7 @@ def _sum_of_squares(residuals: Tensor, target: Tensor) -> Tensor:
 def _place(model: nn.Module) -> dict[str, float]:
     assert isinstance(model, Rosenbrock)
     x, y = model.point.tolist()
-    return {"objective": float(model.value()), "x": x, "y": y}
+    return {"objective": model.value().item(), "x": x, "y": y}
 
 
 @final

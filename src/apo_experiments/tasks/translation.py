@@ -160,7 +160,7 @@ class _Judge:
                 torch.tensor(padded, device=self._device),
                 self._vocabulary.bos,
                 self._vocabulary.eos,
-                max_length=2 * longest + 10,
+                max_length=min(2 * longest + 10, 500),  # the network has 512 places
                 width=self._beam,
             )
             translations += [self._vocabulary.decode(pieces) for pieces in found.tolist()]

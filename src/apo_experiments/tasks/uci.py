@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -40,6 +39,7 @@ def uci(options: Mapping[str, Any], setting: Setting) -> Problem:
         UserError: The file is missing or damaged, or ``data`` is neither ``"official"`` nor ``"generated"``.
 
     Example:
+        >>> import torch
         >>> options = DEFAULTS | {"data": "generated", "batch_size": 32}
         >>> problem = uci(options, Setting(0, torch.device("cpu"), None))
         >>> sorted(problem.evaluate(problem.model)), problem.batches.steps_per_epoch

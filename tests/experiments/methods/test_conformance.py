@@ -26,10 +26,11 @@ OVERRIDES: dict[str, dict[str, object]] = {
     "adam": {"lr": 1e-2},
     "adamw": {"lr": 1e-2},
     "nadam": {"lr": 1e-2},
-    "muon": {"lr": 1e-2},
+    "muon": {"lr": 3e-2, "adamw_lr": 1e-2},
     "kfac": {"lr": 0.03, "statistics_interval": 3, "inverse_interval": 6},
     "ekfac": {"lr": 0.03, "statistics_interval": 3, "inverse_interval": 6},
     "shampoo": {"lr": 0.03, "inverse_interval": 5, "start_step": 10},
+    "soap": {"lr": 1e-2},
     "psgd-kron": {"lr": 1e-2},
     "schedule-free-sgd": {"lr": 0.5},
     "schedule-free-adamw": {"lr": 1e-2},
@@ -124,3 +125,13 @@ def test_names_agree_and_there_is_a_summary(name):
     method = methods.METHODS[name]
     assert method.name == name and method.summary and "\n" not in method.summary
     assert methods.complete(method) == dict(method.defaults)
+
+
+@ALL
+def test_weight_decay_takes_part(name):
+    weights = []
+    for decay in (0.0, 0.3):
+        task = regression()
+        take_steps(made(name, task, weight_decay=decay), task, 8)
+        weights.append(torch.cat([p.detach().flatten() for p in task.model.parameters()]))
+    assert not torch.equal(*weights)

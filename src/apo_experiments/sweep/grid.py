@@ -1,0 +1,218 @@
+"""What a sweep tries: the points of an entry's grid, coarse to fine, each with the runs that judge it."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from apo_experiments.errors import UserError
+from apo_experiments.recipe import Entry, Recipe
+from apo_experiments.records import Record
+from apo_experiments.runs import RunConfig
+
+__all__ = ["Point", "Search", "coarse_to_fine", "judging_metric", "searches", "worst"]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of a grid.
+
+    Attributes:
+        hyper: Its coordinates: one value for each key of the grid.
+        configs: The runs that judge it, one for each seed.
+
+    Example:
+        >>> str(Point({"lr": 0.1, "damping": 0.01}, ()))
+        'lr=0.1, damping=0.01'
+    """
+
+    hyper: Mapping[str, Any]
+    configs: tuple[RunConfig, ...]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{key}={value}" for key, value in self.hyper.items())
+
+
+@dataclass(frozen=True)
+class Search:
+    """The grid of one entry of a recipe.
+
+    Attributes:
+        recipe: The recipe.
+        label: Label of its entry.
+        scale: The scale of the runs.
+        axes: The values of each key.
+        points: All combinations, in the order in which they are tried.
+    """
+
+    recipe: Recipe
+    label: str
+    scale: str
+    axes: Mapping[str, tuple[Any, ...]]
+    points: tuple[Point, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of the study: the same for the same runs, and for them alone."""
+        content = [
+            self.recipe.metric,
+            self.recipe.goal,
+            [(_text(point.hyper), [config.identity() for config in point.configs]) for point in self.points],
+        ]
+        digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:10]
+        return f"{self.recipe.name}/{self.scale}/{self.label}/{digest}"
+
+
+def searches(
+    recipe: Recipe,
+    labels: Sequence[str] | None,
+    scale: str,
+    *,
+    seeds: int = 1,
+    device: str = "cpu",
+    overrides: Mapping[str, Any] | None = None,
+) -> list[Search]:
+    """Return what there is to search.
+
+    Where the task can hold out a part of the training data for validation, it does.
+
+    Args:
+        recipe: The recipe.
+        labels: Labels of entries with a grid; all of those by default.
+        scale: The scale of the runs.
+        seeds: How many runs judge a point.
+        device: Where they run.
+        overrides: Options of the task, hyperparameters or ``epochs`` that are set for all points; a key that is set is
+            not searched.
+
+    Raises:
+        UserError: There is no such entry or scale, or nothing to search.
+
+    Example:
+        >>> from apo_experiments.recipes import RECIPES
+        >>> searches(RECIPES["rosenbrock"], ["Newton"], "smoke")
+        Traceback (most recent call last):
+        ...
+        apo_experiments.errors.UserError: rosenbrock has no method 'Newton': choose one of ...
+    """
+    if scale not in recipe.scales:
+        raise UserError(f"{recipe.name} has no scale {scale!r}: choose one of {', '.join(recipe.scales)}.")
+    fixed = dict(overrides or {})
+    if "validation" in recipe.defaults and not _is_about_training(recipe.metric):
+        fixed.setdefault("validation", True)
+    found = []
+    for entry in _entries(recipe, labels):
+        axes = {key: _distinct(values) for key, values in entry.grid.items() if key not in fixed}
+        points = tuple(
+            Point(hyper, _configs(recipe, entry, scale, seeds, device, {**fixed, **hyper}))
+            for hyper in coarse_to_fine(axes)
+        )
+        found.append(Search(recipe, entry.label, scale, axes, points))
+    return found
+
+
+def coarse_to_fine(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Return all points of a grid: its centre first, then ever finer halvings of all axes together.
+
+    So the first few points of a long grid, such as a budget allows, are spread over all of it.
+
+    Args:
+        axes: The values of each key, in ascending or descending order.
+
+    Example:
+        >>> [point["lr"] for point in coarse_to_fine({"lr": [1, 2, 3, 4, 5, 6, 7]})]
+        [4, 2, 6, 1, 3, 5, 7]
+        >>> coarse_to_fine({"lr": [0.1, 0.2], "damping": [1, 2]})[0]
+        {'lr': 0.2, 'damping': 2}
+    """
+    depths = [_depths(len(values)) for values in axes.values()]
+    places = itertools.product(*(range(len(values)) for values in axes.values()))
+
+    def fineness(place: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
+        levels = [depth[index] for depth, index in zip(depths, place, strict=True)]
+        return max(levels, default=0), sum(levels), place
+
+    return [
+        {key: values[index] for (key, values), index in zip(axes.items(), place, strict=True)}
+        for place in sorted(places, key=fineness)
+    ]
+
+
+def judging_metric(recipe: Recipe, record: Record) -> str:
+    """Return the metric that chooses hyperparameters: of the validation data if the run has it, else the recipe's own.
+
+    A test metric without a namesake on the validation data, such as a BLEU score that is too costly to compute twice,
+    is replaced by the validation accuracy or loss: test data must not choose.
+
+    Example:
+        >>> from apo_experiments.runs import RunConfig
+        >>> recipe = Recipe("r", "", "", None, {}, (), {}, (), metric="test_loss", goal="min")
+        >>> config = RunConfig("r", "SGD", "sgd", "smoke", seed=0, epochs=1)
+        >>> judging_metric(recipe, Record(config, {}, [], {"metrics": {"test_loss": 2.0, "valid_loss": 3.0}}))
+        'valid_loss'
+    """
+    if _is_about_training(recipe.metric):
+        return recipe.metric
+    metrics = (record.summary or {}).get("metrics", {})
+    general = "valid_accuracy" if recipe.goal == "max" else "valid_loss"
+    candidates = (f"valid_{recipe.metric.removeprefix('test_')}", general, recipe.metric)
+    return next((name for name in candidates if name in metrics), recipe.metric)
+
+
+def worst(recipe: Recipe) -> float:
+    """Return the value of a run that diverged.
+
+    Example:
+        >>> worst(Recipe("r", "", "", None, {}, (), {}, (), metric="test_loss", goal="min"))
+        inf
+    """
+    return math.inf if recipe.goal == "min" else -math.inf
+
+
+def _entries(recipe: Recipe, labels: Sequence[str] | None) -> list[Entry]:
+    searchable = {entry.label: entry for entry in recipe.entries if entry.grid}
+    if not searchable:
+        raise UserError(f"{recipe.name} has no grids to sweep: `apo run {recipe.name}` runs it as it is.")
+    known = [entry.label for entry in recipe.entries]
+    for label in labels or ():
+        if label not in known:
+            raise UserError(f"{recipe.name} has no method {label!r}: choose one of {', '.join(known)}.")
+        if label not in searchable:
+            raise UserError(f"{label} has no grid in {recipe.name}: choose one of {', '.join(searchable)}.")
+    return [entry for label, entry in searchable.items() if labels is None or label in labels]
+
+
+def _configs(
+    recipe: Recipe, entry: Entry, scale: str, seeds: int, device: str, overrides: Mapping[str, Any]
+) -> tuple[RunConfig, ...]:
+    from apo_experiments.recipes import plan
+
+    configs = plan(recipe, scale, labels=[entry.label], seeds=seeds, overrides=dict(overrides))
+    return tuple(replace(config, device=device) for config in configs)
+
+
+def _is_about_training(metric: str) -> bool:
+    return metric.startswith("train")
+
+
+def _distinct(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the values without repetitions, which the paper's grids have."""
+    return tuple({_text(value): value for value in values}.values())
+
+
+def _depths(length: int) -> list[int]:
+    """Return for each place in a list how often the list has to be halved until the place is in the middle."""
+    if length == 0:
+        return []
+    middle = length // 2
+    below, above = _depths(middle), _depths(length - middle - 1)
+    return [depth + 1 for depth in below] + [0] + [depth + 1 for depth in above]
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
