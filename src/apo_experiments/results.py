@@ -53,6 +53,17 @@ class Result:
         """The largest value."""
         return max(self.values, default=None)
 
+    def spread(self) -> str:
+        """Say from where to where the seeds go; nothing if there are not several.
+
+        Example:
+            >>> Result("SGDm", (75.0, 76.0)).spread(), Result("SGDm", (75.0,)).spread()
+            ('75.00 to 76.00', '')
+        """
+        if len(self.values) < 2:
+            return ""
+        return "identical" if self.low == self.high else f"{figure_text(self.low)} to {figure_text(self.high)}"
+
 
 def value(record: Record, metric: str) -> float | None:
     """Return the final value of a metric, or None if the run has none: unfinished, diverged, or not measured.
@@ -107,7 +118,7 @@ def summarise(recipe: Recipe, records: Iterable[Record]) -> list[Result]:
 
 
 def leader(recipe: Recipe, results: Iterable[Result], paper: bool = False) -> Result | None:
-    """Return the result that is best by the recipe's goal, or None if there is none.
+    """Return the result that is best by the recipe's goal, or None if there is none or no contest.
 
     Args:
         recipe: The recipe, which says whether less or more is better.
@@ -115,7 +126,7 @@ def leader(recipe: Recipe, results: Iterable[Result], paper: bool = False) -> Re
         paper: Whether the paper's figures count instead of ours.
     """
     ranked = [(figure, result) for result in results if (figure := result.paper if paper else result.mean) is not None]
-    if not ranked:
+    if not ranked or recipe.compute is not None:  # exact updates with several weights do not compete
         return None
     best = min if recipe.goal == "min" else max
     return best(ranked, key=lambda pair: pair[0])[1]
@@ -127,8 +138,8 @@ def findings(recipe: Recipe, scale: str, results: Sequence[Result]) -> list[str]
     Example:
         >>> recipe = Recipe("r", "", "", None, {}, (), {}, (), metric="accuracy", goal="max")
         >>> findings(recipe, "paper", [Result("SGDm", (76.0,), paper=75.73), Result("APO", (75.5,), paper=77.42)])
-        ['In front here: SGDm with 76; in the paper: APO with 77.42.',
-         'APO falls short of the paper: 75.5 against 77.42.']
+        ['In front here: SGDm with 76.00; in the paper: APO with 77.42.',
+         'APO falls short of the paper: 75.50 against 77.42.']
     """
     sentences = []
     first, paper_first = leader(recipe, results), leader(recipe, results, paper=True)
@@ -146,13 +157,13 @@ def findings(recipe: Recipe, scale: str, results: Sequence[Result]) -> list[str]
 
 
 def figure_text(number: float | None) -> str:
-    """Write a number with four digits, or a dash for none.
+    """Write a number with four digits, also where they are zeros, or a dash for none.
 
     Example:
-        >>> figure_text(94.7512), figure_text(1.3e-13), figure_text(None)
-        ('94.75', '1.3e-13', '-')
+        >>> figure_text(94.7512), figure_text(78.0), figure_text(1.3e-13), figure_text(None)
+        ('94.75', '78.00', '1.300e-13', '-')
     """
-    return "-" if number is None else f"{number:.4g}"
+    return "-" if number is None else f"{number:#.4g}".removesuffix(".")
 
 
 def _result(recipe: Recipe, label: str, paper: float | None, records: list[Record]) -> Result:

@@ -47,17 +47,16 @@ def comparison(recipe: Recipe, scale: str, results: Sequence[Result]) -> str:
     for result in results:
         if not (result.values or result.diverged or result.unfinished):
             continue
-        spread = f"{figure_text(result.low)} to {figure_text(result.high)}" if len(result.values) > 1 else ""
         rows.append(
             [
                 result.label,
                 figure_text(result.mean) + ("*" if result is best else " "),
-                spread,
+                result.spread(),
                 str(len(result.values)) + (f" + {result.diverged} diverged" if result.diverged else ""),
                 figure_text(result.paper) + ("*" if result is paper_best else " "),
             ]
         )
     better = "less is better" if recipe.goal == "min" else "more is better"
     title = f"{recipe.name} ({recipe.paper}), scale {scale}: {recipe.metric}, {better}"
-    table = text_table(["method", "ours ", "from seed to seed", "seeds", "paper "], rows, right=[1, 4])
+    table = text_table(["method", "ours ", "seed to seed", "seeds", "paper "], rows, right=[1, 4])
     return "\n".join([title, table, *findings(recipe, scale, [r for r in results if r.label in {x[0] for x in rows}])])

@@ -32,7 +32,9 @@ def ablation(records: Sequence[Record], recipe: Recipe) -> Figure:
 
 
 def varied(records: Sequence[Record]) -> list[str]:
-    """Return the options and hyperparameters that differ between the runs.
+    """Return the options and hyperparameters that differ between runs of one method.
+
+    A baseline of another method has other hyperparameters, but those are not what an ablation varies.
 
     Example:
         >>> from apo_experiments.runs import RunConfig
@@ -41,9 +43,11 @@ def varied(records: Sequence[Record]) -> list[str]:
         >>> varied([run(lr=0.1, interval=10), run(lr=0.1, interval=20)])
         ['interval']
     """
-    settings = [_settings(record) for record in records]
-    keys = dict.fromkeys(key for setting in settings for key in setting)
-    return [key for key in keys if len({_text(setting.get(key)) for setting in settings}) > 1]
+    values: dict[str, dict[str, set[str]]] = {}
+    for record in records:
+        for key, setting in _settings(record).items():
+            values.setdefault(key, {}).setdefault(record.config.method, set()).add(_text(setting))
+    return [key for key, by_method in values.items() if max(map(len, by_method.values())) > 1]
 
 
 def _settings(record: Record) -> dict[str, Any]:
@@ -59,13 +63,14 @@ def _along(records: Sequence[Record], key: str, keys: Sequence[str]) -> list[Rec
 
     Where the options change together, so that fewer than two values of ``key`` are left, all runs.
     """
-    chosen = list(records)
+    able = [record for record in records if key in _settings(record)] or list(records)
+    chosen = able
     for other in keys:
         if other != key:
-            common = Counter(_text(_settings(record).get(other)) for record in records).most_common(1)[0][0]
+            common = Counter(_text(_settings(record).get(other)) for record in able).most_common(1)[0][0]
             chosen = [record for record in chosen if _text(_settings(record).get(other)) == common]
     distinct = {_text(_settings(record).get(key)) for record in chosen}
-    return chosen if len(distinct) > 1 else list(records)
+    return chosen if len(distinct) > 1 else able
 
 
 def _draw_row(row: Sequence[Axes], records: Sequence[Record], recipe: Recipe, key: str) -> None:
@@ -98,7 +103,7 @@ def _draw_final(
         else:
             axes.annotate("diverged", (position, 0.03), xycoords=("data", "axes fraction"), rotation=90, ha="center")
     scale_axis(axes, [figure for result in results.values() for figure in result.values])
-    rotation = 30 if max(map(len, names), default=0) > 6 else 0
+    rotation = 30 if sum(map(len, names)) > 24 else 0  # more would run into each other
     axes.set_xticks(range(len(order)), names, rotation=rotation, ha="right" if rotation else "center")
     axes.set_xlim(-0.5, len(order) - 0.5)
     axes.set(xlabel=axis_name(key), ylabel=f"final {axis_name(recipe.metric)}")

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from apo_experiments.figures.bands import by_label, draw_band
-from apo_experiments.figures.style import grid, line_styles, scale_axis
+from apo_experiments.figures.style import grid, legend_below, line_styles, scale_axis
 from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record
 
@@ -30,7 +30,7 @@ def curves(records: Sequence[Record], recipe: Recipe) -> Figure:
         if len(groups) > 1:
             row[0].legend(loc="best", fontsize="small")
     if len(groups) == 1:
-        figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+        legend_below(figure, axes[0][0])
     return figure
 
 

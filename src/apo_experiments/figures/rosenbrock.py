@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from apo_experiments.figures.bands import by_label
 from apo_experiments.figures.curves import draw_panel
-from apo_experiments.figures.style import grid, line_styles
+from apo_experiments.figures.style import grid, legend_below, line_styles
 from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record
 
@@ -29,7 +29,7 @@ def rosenbrock(records: Sequence[Record], recipe: Recipe) -> Figure:
     draw_panel(panels[1], records, recipe, "rate", x="step")
     if has_paths:
         _draw_paths(panels[2], paths, recipe)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    legend_below(figure, panels[0])
     return figure
 
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from apo_experiments.recipe import Recipe
 
-__all__ = ["COLOURS", "applied", "grid", "line_styles", "rendered", "scale_axis"]
+__all__ = ["COLOURS", "applied", "grid", "legend_below", "line_styles", "rendered", "scale_axis"]
 
 #: Okabe and Ito's palette without its yellow, which is faint on white; orange-red comes first and is APO's.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -65,6 +65,7 @@ def grid(rows: int, columns: int, width: float = 3.4, height: float = 2.7) -> tu
         height: Inches for a row; the legend gets half an inch more.
     """
     figure = Figure(figsize=(width * columns, height * rows + 0.5), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.09, h_pad=0.06)  # type: ignore[union-attr]
     axes = figure.subplots(rows, columns, squeeze=False)
     return figure, [list(row) for row in axes]
 
@@ -100,6 +101,13 @@ def line_styles(recipe: Recipe, labels: Sequence[str] | None = None) -> dict[str
         dashes = _DASHES[position % len(_DASHES)]
         styles[entry.label] = {"color": colour, "linestyle": dashes, "linewidth": 1.5, "zorder": 2}
     return styles
+
+
+def legend_below(figure: Figure, axes: Axes) -> None:
+    """Put the legend of one of the axes under all of them."""
+    handles, labels = axes.get_legend_handles_labels()
+    if labels:
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6))
 
 
 def scale_axis(axes: Axes, values: Sequence[float], ratio: float = 20.0) -> None:

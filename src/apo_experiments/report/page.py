@@ -112,9 +112,13 @@ def _results(section: Section, part: Part) -> str:
     header = ["Method", f"{axis_name(recipe.metric).capitalize()} ({better})", "Seed to seed", "Seeds"]
     rows = []
     for result in part.results:
-        spread = f"{figure_text(result.low)} to {figure_text(result.high)}" if len(result.values) > 1 else ""
         count = str(len(result.values)) + (f", {result.diverged} diverged" if result.diverged else "")
-        cells = [f"<th>{escape(result.label)}</th>", _number(result.mean, result is best), _cell(spread), _cell(count)]
+        cells = [
+            f"<th>{escape(result.label)}</th>",
+            _number(result.mean, result is best),
+            _cell(result.spread()),
+            _cell(count),
+        ]
         if theirs:
             cells.append(_number(result.paper, result is theirs))
         kind = ' class="ours"' if "apo" in section.entry(result.label).method else ""
