@@ -74,7 +74,7 @@ class Attached(Tuner):
     """A tuner that watches an existing training loop; made by :func:`attach`.
 
     Gradient accumulation, clipping, closures, autocast and loss scaling are seen as they happen. Micro-batches are
-    weighted as they were back-propagated; if the total weight exceeds their number, a loss scale that was not made known
+    weighted as they were back-propagated; if the total weight exceeds their number, a loss scale not made known
     through ``scaler=`` is assumed and divided out.
 
     Example:

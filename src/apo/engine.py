@@ -29,7 +29,7 @@ from apo.objective import ProximalObjective, weight_decay_value
 from apo.records import MetaStep
 from apo.replay import Recording
 from apo.rules.base import Rule
-from apo.vectors import assign_, move_, norm, wide
+from apo.vectors import advance_, assign_, norm, wide
 
 __all__ = ["Engine"]
 
@@ -167,7 +167,7 @@ class Engine:
         parameters = around.parameters
         zero = torch.zeros((), device=parameters[0].device)
         loss, fsd = zero, zero
-        move_(parameters, around.origin, displacement)
+        advance_(parameters, displacement, 1.0)
         try:
             with self._undisturbed(), torch.enable_grad():
                 for recording in around.losses:
@@ -225,8 +225,8 @@ class Engine:
         if not math.isfinite(_to_floats(norm(parameters))[0]):
             assign_(parameters, origin)
             raise NonFiniteError(
-                f"step {step} would make the weights infinite or NaN at learning rate {self.rule.rates()}, so they were "
-                "left as before: clip the gradients, or lower the optimizer's lr if warm_start is off"
+                f"step {step} would make the weights infinite or NaN at learning rate {self.rule.rates()}, "
+                "so they were left as before: clip the gradients, or lower the optimizer's lr if warm_start is off"
             )
 
 

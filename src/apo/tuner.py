@@ -1,4 +1,4 @@
-"""What both front doors share: hooks on the optimizer, when to meta-step, records, checkpoints, and taking it all off."""
+"""What both front doors share: hooks on the optimizer, when to meta-step, records, checkpoints, taking it all off."""
 
 from __future__ import annotations
 

@@ -15,6 +15,9 @@ __all__ = ["Entry", "Recipe", "Scale", "Setting"]
 
 SCALES = ("smoke", "cpu", "paper")
 
+#: Options, setting and hyperparameters to the rows of a record and its final metrics.
+Compute = Callable[[Mapping[str, Any], "Setting", Mapping[str, Any]], tuple[list[dict[str, Any]], dict[str, float]]]
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -97,6 +100,4 @@ class Recipe:
     goal: str
     figure: str = "curves"
     notes: str = ""
-    compute: Callable[[Mapping[str, Any], Setting, Mapping[str, Any]], tuple[list[dict[str, Any]], dict[str, float]]] | None = (
-        None
-    )
+    compute: Compute | None = None

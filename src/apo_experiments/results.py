@@ -81,7 +81,8 @@ def current(recipe: Recipe, scale: str, records: Iterable[Record]) -> list[Recor
     """Return the runs that stand for a recipe at a scale: one setting for each entry, in the recipe's order.
 
     Sweeps and ``--set`` leave runs of the same entry with other settings. The setting that the recipe plans today
-    is preferred; where it has not been run, the one that was started last.
+    is preferred; where it has not been run, the one that was started last, but no point of a sweep, which is as
+    likely to be the worst as the best.
 
     Args:
         recipe: The recipe.
@@ -98,8 +99,10 @@ def current(recipe: Recipe, scale: str, records: Iterable[Record]) -> list[Recor
             groups.setdefault(record.config.label, []).append(record)
     chosen: list[Record] = []
     for group in groups.values():
-        latest = _variant(max(group, key=lambda record: str(record.header.get("started", ""))).config)
-        wanted = planned & {_variant(record.config) for record in group} or {latest}
+        wanted = planned & {_variant(record.config) for record in group}
+        by_hand = [record for record in group if "sweep" not in (record.header.get("command") or [])]
+        if not wanted and by_hand:
+            wanted = {_variant(max(by_hand, key=lambda record: str(record.header.get("started", ""))).config)}
         chosen += [record for record in group if _variant(record.config) in wanted]
     return sorted(chosen, key=lambda record: (order[record.config.label], record.config.seed))
 

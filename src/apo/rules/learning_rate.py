@@ -276,7 +276,7 @@ class LearningRate(Rule):
         return 1.0 if any(p.dtype == torch.float16 for p in group["params"]) else _MEASURING_RATE
 
     def _adopt_groups(self, factors: Sequence[float] = ()) -> None:
-        """Take over the optimizer's param groups that are not ours yet: at the start, after a load, after an addition."""
+        """Take over the optimizer's param groups that are not ours yet: at the start, after a load or an addition."""
         for index in range(len(self._groups), len(self.optimizer.param_groups)):
             group = self.optimizer.param_groups[index]
             if index >= len(self._ratios):
@@ -322,14 +322,14 @@ class _RateProposal(Proposal):
         scales = [factor * rate / self._rule.over_relaxation for rate in self._rule.learned_rates()]
         if self._last is None or self._last[0] != scales:
             self._last = None
-            self._last = scales, [self._direction(i) * scales[owner] for i, owner in enumerate(self._owners)]
+            self._last = scales, [self._part(i, scales[owner]) for i, owner in enumerate(self._owners)]
         return self._last[1]
 
-    def _direction(self, index: int) -> Tensor:
-        """Return the look-ahead direction of one parameter, per unit of the rate."""
+    def _part(self, index: int, scale: float) -> Tensor:
+        """Return the displacement of one parameter."""
         if self._rule.look_ahead == "step":
-            return self._steps[index]
-        return self._rule.tail(self._theta, self._parameters[index], self._owners[index])
+            return self._steps[index] * scale
+        return self._rule.tail(self._theta, self._parameters[index], self._owners[index]).mul_(scale)
 
     def pull_back(self, cotangent: Sequence[Tensor]) -> list[Tensor]:
         """Return <h, Delta> over the parameters of each phi."""

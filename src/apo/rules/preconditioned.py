@@ -29,8 +29,8 @@ class Preconditioned(Rule):
     r"""Learn the preconditioner of ``optimizer`` while it trains.
 
     While the optimizer warms up (another optimizer moves the weights), P is learned already. A *guard* hands over to P
-    not at a step count alone but once the look-ahead has lowered Q at ``patience`` meta-steps in a row: a P that has not
-    yet shrunk where curvature is high would destroy the network at that moment.
+    not at a step count alone but once the look-ahead has lowered Q at ``patience`` meta-steps in a row: a P that has
+    not yet shrunk where curvature is high would destroy the network at that moment.
 
     Args:
         optimizer: :class:`apo.Kronecker`, :class:`apo.Diagonal`, :class:`apo.Full` or another preconditioner.

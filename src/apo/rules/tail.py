@@ -63,7 +63,7 @@ def tail_direction(
     decay = coupled_decay(optimizer, group)
     if decay:
         gradient = gradient + decay * wide(theta)
-    direction = -_TAILS[type(optimizer)](gradient, optimizer.state[parameter], group, fresh)
+    direction = _TAILS[type(optimizer)](gradient, optimizer.state[parameter], group, fresh).neg_()
     decoupled = float(group.get("weight_decay", 0.0)) - decay
     return direction - decoupled * wide(theta) if decoupled else direction
 

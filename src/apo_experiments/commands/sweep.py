@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,8 @@ def execute(arguments: argparse.Namespace) -> int:
             jobs=arguments.jobs,
         )
     _print(rows)
+    for command in _commands(rows, arguments.scale):
+        print(command)
     if arguments.json:
         from apo_experiments.files import write_atomically
 
@@ -65,6 +68,24 @@ def _print(rows: list[dict[str, Any]]) -> None:
     columns = list(dict.fromkeys(key for row in rows for key in row))
     if columns:
         print("\n" + text_table(columns, [[_cell(row.get(column)) for column in columns] for row in rows]))
+
+
+def _commands(rows: list[dict[str, Any]], scale: str) -> list[str]:
+    """Return the command that runs each method at its best point; rows come best first."""
+    best: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        if row.get("value") is not None and row.get("hyper"):
+            best.setdefault(row["method"], row)
+    lines = ["", "To run the best points:"] if best else []
+    for label, row in best.items():
+        settings = [f"{key}={_setting(value)}" for key, value in row["hyper"].items()]
+        words = ["apo", "run", row["recipe"], "--scale", scale, "--method", label, "--set", *settings]
+        lines.append("  " + shlex.join(words))
+    return lines
+
+
+def _setting(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def _cell(content: Any) -> str:

@@ -89,7 +89,7 @@ class Ledger:
                 continue
             trial_id = self._storage.create_new_trial(self._study_id, self._new_trial(index, point, card))
             standing = self._standing(self._trials()).get(index)
-            if standing is not None and standing.number == self._storage.get_trial(trial_id).number:
+            if standing is not None and standing.number == self._storage.get_trial_number_from_id(trial_id):
                 return Claim(trial_id, index, point)
             self._close(trial_id, self._states.FAIL)  # another worker was first
         return None
@@ -137,23 +137,15 @@ class Ledger:
 
     def unfinished(self) -> list[int]:
         """Return the indices of all points without a result."""
-        standing = self._standing(self._trials())
-        return [
-            index
-            for index in range(len(self.points))
-            if index not in standing or standing[index].state != self._states.COMPLETE
-        ]
+        finished = self._finished(self._trials())
+        return [index for index in range(len(self.points)) if index not in finished]
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row for each point that was tried, the best first."""
         trials = self._trials()
-        finished = self._finished(trials)
-        rows = [self._row(index, trial) for index, trial in finished.items()]
-        for trial in trials:
-            index = trial.user_attrs.get("point")
-            if "error" in trial.user_attrs and index not in finished and index < len(self.points):
-                finished[index] = trial
-                rows.append(self._row(index, trial))
+        errors = {trial.user_attrs.get("point", -1): trial for trial in trials if "error" in trial.user_attrs}
+        tried = errors | self._finished(trials)
+        rows = [self._row(index, trial) for index, trial in sorted(tried.items()) if 0 <= index < len(self.points)]
         sign = 1 if self.search.recipe.goal == "min" else -1
         return sorted(rows, key=lambda row: math.inf if row["value"] is None else sign * row["value"])
 

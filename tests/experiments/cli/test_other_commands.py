@@ -116,8 +116,8 @@ def sweeps(monkeypatch):
     def run(*positional, **named):
         calls.append((positional, named))
         return [
-            {"label": "SGD", "hyper": {"lr": 0.1}, "value": 0.123456},
-            {"label": "SGD", "hyper": {"lr": 1.0}, "value": None},
+            {"recipe": "little-mlp", "method": "SGD", "hyper": {"lr": 0.1, "betas": (0.9, 0.99)}, "value": 0.123456},
+            {"recipe": "little-mlp", "method": "SGD", "hyper": {"lr": 1.0, "betas": (0.9, 0.99)}, "value": None},
         ]
 
     vars(module)["run"] = run
@@ -133,8 +133,9 @@ def test_sweep_hands_its_options_over_and_prints_the_table(apo, sweeps, registri
     assert positional == (registries["little-mlp"], ["SGD"], "cpu")
     assert (named["trials"], named["seeds"], named["jobs"], named["storage"]) == (3, 2, 1, None)
     assert named["root"] == Path("runs")
-    assert "SGD    lr=0.1  0.1235" in done.out
-    assert json.loads(Path("table.json").read_text())[0]["hyper"] == {"lr": 0.1}
+    assert "lr=0.1 betas=(0.9, 0.99)  0.1235" in done.out
+    assert "apo run little-mlp --scale cpu --method SGD --set lr=0.1 betas=0.9,0.99" in done.out
+    assert json.loads(Path("table.json").read_text())[0]["hyper"]["lr"] == 0.1
 
 
 def test_sweep_takes_one_recipe(apo, sweeps):

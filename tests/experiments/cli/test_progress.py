@@ -49,7 +49,7 @@ def test_lines_come_at_most_every_few_seconds_and_the_result_always():
     assert stream.getvalue().splitlines() == [
         "[1/2] little-mlp SGD seed 3: started, 4 epochs of 10 steps",
         "[1/2] little-mlp SGD seed 3: epoch 1/4, loss 0.25, rate 0.1, 3 s left",
-        "[1/2] little-mlp SGD seed 3: test_loss 0.5 in 1 min 15 s",
+        "[1/2] little-mlp SGD seed 3: test_loss 0.5000 in 1 min 15 s",
     ]
 
 
@@ -60,7 +60,7 @@ def test_a_run_that_was_finished_before_and_one_that_diverged_say_so():
         shown.started(CONFIG, Budget(40, 10))
         shown.finished(Record(CONFIG, {}, [], {"metrics": {"test_loss": None}, "seconds": 1.0, "diverged": True}))
     first, _, last = stream.getvalue().splitlines()
-    assert first == "[1/2] little-mlp SGD seed 3: test_loss 0.5 (finished before)"
+    assert first == "[1/2] little-mlp SGD seed 3: test_loss 0.5000 (finished before)"
     assert last == "[2/2] little-mlp SGD seed 3: diverged in 1 s"
 
 
@@ -87,4 +87,4 @@ def test_live_display_shows_the_run_and_keeps_results_and_messages(monkeypatch):
     text = terminal.getvalue()
     assert "loss 0.25  rate 0.1" in text and "epoch 2/4" in text
     assert "[a message] with brackets" in text
-    assert "test_loss 0.5 in 1 min 15 s" in text
+    assert "test_loss 0.5000 in 1 min 15 s" in text

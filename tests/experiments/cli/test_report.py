@@ -99,7 +99,7 @@ def test_what_falls_short_of_the_paper_is_said(apo, registries):
     apo("run", "little-mlp", "--scale", "paper")
     shown = page(apo)
     assert "SGD-APO falls short of the paper" in shown.text and "SGD falls short" not in shown.text
-    assert "in the paper: SGD-APO with -1" in shown.text
+    assert "in the paper: SGD-APO with -1.000" in shown.text
 
 
 def test_other_settings_are_counted_but_not_mixed_in(apo):
@@ -117,6 +117,12 @@ def test_settings_that_alone_were_run_are_shown(apo):
     apo("run", "little-mlp", "--scale", "smoke", "--set", "lr=0.03")
     shown = page(apo)
     assert "0.03" in shown.text and "other settings" not in shown.text
+
+
+def test_a_point_of_a_sweep_is_no_result(apo, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["apo", "sweep", "little-mlp"])
+    apo("run", "little-mlp", "--scale", "smoke", "--set", "lr=0.03")
+    assert "Not run yet" in page(apo).text
 
 
 def test_unwritable_page_is_one_sentence(apo):
