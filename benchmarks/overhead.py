@@ -22,6 +22,11 @@ from measuring.timing import CLOCKS, WINDOW
 from measuring.workloads import CPU_WORKLOADS, CUDA_WORKLOADS, SMOKE_WORKLOADS
 
 
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, help="file for the results")
@@ -29,7 +34,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--repeats", type=int, default=7, help=f"how often {WINDOW} steps of each case are timed")
     parser.add_argument("--cases", nargs="+", default=["*"], help="names or patterns such as 'cnn/lr-*' (default: all)")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="CPU threads of torch")
+    parser.add_argument("--threads", type=int, default=_cores(), help="CPU threads of torch")
     parser.add_argument(
         "--clock", choices=tuple(CLOCKS), default="wall", help="'cpu' with --threads 1 on a busy machine"
     )
@@ -37,6 +42,8 @@ def arguments() -> argparse.Namespace:
     options = parser.parse_args()
     if options.repeats < 1:
         parser.error(f"--repeats must be at least 1, got {options.repeats}")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda needs a GPU that torch can use: leave it out to measure the CPU")
     return options
 
 

@@ -29,6 +29,9 @@ def peak_memory(build: Callable[[nn.Module], Contender], workload: Workload, dev
     """Return the peak in bytes."""
     gc.collect()
     if device.type == "cuda":
+        # The first run on a device also allocates workspaces of cuBLAS and cuDNN, which then stay for all.
+        _train(build, workload, device)
+        gc.collect()
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)

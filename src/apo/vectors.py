@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["advance_", "assign_", "clones", "differences", "dot", "dots", "move_", "norm", "wide"]
+__all__ = ["advance_", "assign_", "clones", "differences", "dot", "dots", "norm", "wide"]
 
 Vector = Sequence[Tensor]
 
@@ -33,14 +33,6 @@ def assign_(target: Vector, source: Vector) -> None:
     """Write ``source`` into ``target`` in place."""
     if target:
         torch._foreach_copy_(list(target), list(source))  # pyright: ignore[reportPrivateImportUsage]
-
-
-@torch.no_grad()
-def move_(target: Vector, origin: Vector, displacement: Vector) -> None:
-    """Set ``target`` to ``origin + displacement`` in place, rounding once."""
-    if target:
-        torch._foreach_copy_(list(target), list(origin))  # pyright: ignore[reportPrivateImportUsage]
-        torch._foreach_add_(list(target), list(displacement))  # pyright: ignore[reportPrivateImportUsage]
 
 
 @torch.no_grad()

@@ -26,11 +26,11 @@ class Display(Listener, AbstractContextManager["Display"], Protocol):
     """A listener that is closed when all runs are over."""
 
 
-def display(runs: int, metrics: Mapping[str, str], stream: TextIO | None = None) -> Display:
+def display(runs: int | None, metrics: Mapping[str, str], stream: TextIO | None = None) -> Display:
     """Return the display that suits where it is shown.
 
     Args:
-        runs: How many runs there will be.
+        runs: How many runs there will be, if that is known.
         metrics: The metric to tell at the end of a run, by recipe.
         stream: Where to write; standard error by default.
 
@@ -110,7 +110,9 @@ class PlainProgress:
         [1/1] rosenbrock SGD seed 0: epoch 1/2, loss 0.5, rate 0.1, 2 s left
     """
 
-    def __init__(self, runs: int, metrics: Mapping[str, str], stream: TextIO, every_seconds: float = 5.0) -> None:
+    def __init__(
+        self, runs: int | None, metrics: Mapping[str, str], stream: TextIO, every_seconds: float = 5.0
+    ) -> None:
         self._titles = _Titles(runs, metrics)
         self.stream = stream
         self.every_seconds = every_seconds
@@ -127,8 +129,10 @@ class PlainProgress:
         """Say so."""
         self._pace = Pace(budget)
         self._quiet_until = 0.0
-        epochs = budget.steps // budget.steps_per_epoch
-        self._print(f"{self._titles.begin(config)}: started, {epochs} epochs of {budget.steps_per_epoch} steps")
+        length = (
+            f"{_counted(budget.steps // budget.steps_per_epoch, 'epoch')} of {_counted(budget.steps_per_epoch, 'step')}"
+        )
+        self._print(f"{self._titles.begin(config)}: started, {length}")
 
     def row(self, row: Mapping[str, Any]) -> None:
         """Print the row unless the last line is too recent."""
@@ -165,7 +169,7 @@ class LiveProgress:
         stream: A terminal.
     """
 
-    def __init__(self, runs: int, metrics: Mapping[str, str], stream: TextIO) -> None:
+    def __init__(self, runs: int | None, metrics: Mapping[str, str], stream: TextIO) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
@@ -214,6 +218,7 @@ class LiveProgress:
     def _drop(self) -> None:
         if self._task is not None:
             self._progress.remove_task(self._task)
+            self._progress.refresh()  # or the line is printed once more under the result
         self._task = self._pace = None
 
 
@@ -221,7 +226,7 @@ class LiveProgress:
 class _Titles:
     """Which run it is, and what its last line says."""
 
-    def __init__(self, runs: int, metrics: Mapping[str, str]) -> None:
+    def __init__(self, runs: int | None, metrics: Mapping[str, str]) -> None:
         self.runs, self.metrics = runs, metrics
         self.now = ""
         self._count = 0
@@ -229,17 +234,17 @@ class _Titles:
 
     def begin(self, config: RunConfig) -> str:
         self._count += 1
-        self.runs = max(self.runs, self._count)  # a sweep does not know how many runs are left to it
         self._running = config.identity()
-        self.now = f"[{self._count}/{self.runs}] {config.recipe} {config.label} seed {config.seed}"
+        place = f"{self._count}/{self.runs}" if self.runs else f"{self._count}"
+        self.now = f"[{place}] {config.recipe} {config.label} seed {config.seed}"
         return self.now
 
     def end(self, record: Record) -> str:
-        if self._running == record.config.identity():
-            took = f"in {duration((record.summary or {}).get('seconds', 0.0))}"
-        else:
+        took = f"in {duration((record.summary or {}).get('seconds', 0.0))}"
+        if self._running != record.config.identity():
             self.begin(record.config)
-            took = "(finished before)"
+            # The processes of a sweep tell of their runs only when they end.
+            took = took if self.runs is None else "(finished before)"
         self._running = None
         return f"{self.now}: {self._outcome(record)} {took}"
 
@@ -248,6 +253,10 @@ class _Titles:
             return "diverged"
         metric = self.metrics.get(record.config.recipe)
         return f"{metric} {figure_text(value(record, metric))}" if metric else "finished"
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}" + ("s" if number != 1 else "")
 
 
 def _facts(row: Mapping[str, Any], budget: Budget) -> list[tuple[str, str]]:

@@ -113,6 +113,14 @@ def summarise(recipe: Recipe, records: Iterable[Record]) -> list[Result]:
     Args:
         recipe: The recipe.
         records: Runs with one setting for each label, as from :func:`current`.
+
+    Example:
+        >>> from apo_experiments.recipe import Entry
+        >>> entries = (Entry("SGD", "sgd"), Entry("APO", "sgd-apo", paper=0.25))
+        >>> recipe = Recipe("r", "", "", None, {}, (), {}, entries, metric="loss", goal="min")
+        >>> run = Record(RunConfig("r", "SGD", "sgd", "cpu", seed=0, epochs=1), {}, [], {"metrics": {"loss": 0.5}})
+        >>> [(result.label, result.mean, result.paper) for result in summarise(recipe, [run])]
+        [('SGD', 0.5, None), ('APO', None, 0.25)]
     """
     groups: dict[str, list[Record]] = {entry.label: [] for entry in recipe.entries}
     for record in records:
@@ -127,6 +135,11 @@ def leader(recipe: Recipe, results: Iterable[Result], paper: bool = False) -> Re
         recipe: The recipe, which says whether less or more is better.
         results: The results.
         paper: Whether the paper's figures count instead of ours.
+
+    Example:
+        >>> recipe = Recipe("r", "", "", None, {}, (), {}, (), metric="accuracy", goal="max")
+        >>> leader(recipe, [Result("SGDm", (76.0,)), Result("APO", (77.0,)), Result("Adam")]).label
+        'APO'
     """
     ranked = [(figure, result) for result in results if (figure := result.paper if paper else result.mean) is not None]
     if not ranked or recipe.compute is not None:  # exact updates with several weights do not compete

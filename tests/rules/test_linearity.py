@@ -123,3 +123,21 @@ def test_the_probe_works_with_a_scheduler_at_work():
 def test_every_precision_is_accepted(name, dtype):
     optimizer = getattr(torch.optim, name)([torch.nn.Parameter(torch.ones(2, 2, dtype=dtype))], lr=0.1)
     check_linear_in_lr(optimizer)
+
+
+def test_state_made_by_the_constructor_is_part_of_the_probe():
+    """Adagrad of older torch makes its state when it is built, and cannot step without."""
+    optimizer = build("Adagrad")
+    for parameter in optimizer.param_groups[0]["params"]:
+        optimizer.state[parameter] = {"step": torch.tensor(0.0), "sum": torch.full_like(parameter, 0.1)}
+    check_linear_in_lr(optimizer)
+
+
+def test_an_optimizer_in_the_middle_of_training_is_accepted_and_left_alone():
+    optimizer = build("Adam")
+    (parameter,) = optimizer.param_groups[0]["params"]
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    before = {key: value.clone() for key, value in optimizer.state[parameter].items()}
+    check_linear_in_lr(optimizer)
+    assert all(torch.equal(optimizer.state[parameter][key], value) for key, value in before.items())

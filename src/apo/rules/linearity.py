@@ -63,6 +63,15 @@ def _probe_step(optimizer: Optimizer, rate: float) -> Tensor:
     return torch.cat([(p.detach() - old).reshape(-1) for p, old in zip(parameters, before, strict=True)]).double().cpu()
 
 
+def _shrunk(value: object, parameter: Tensor, small: Tensor) -> object:
+    """Return a value of a parameter's state for a smaller parameter."""
+    if not isinstance(value, Tensor):
+        return copy.deepcopy(value)
+    if value.shape != parameter.shape:
+        return value.detach().clone()
+    return torch.full_like(small, float(value.detach().float().mean()), requires_grad=False)
+
+
 def _small_copy(optimizer: Optimizer) -> tuple[Optimizer, list[Tensor]]:
     """Copy an optimizer onto two small matrices, without its state, its hooks and its schedulers."""
     probe = copy.copy(optimizer)
@@ -79,4 +88,8 @@ def _small_copy(optimizer: Optimizer) -> tuple[Optimizer, list[Tensor]]:
         small.append(small[0].flip(0).clone())
         parameters += [p.requires_grad_() for p in small]
         probe.param_groups.append({**group, "params": small})
+        # Some optimizers make their state when they are built (Adagrad, in older torch), so an empty one would not do.
+        state = optimizer.state.get(group["params"][0], {})
+        for p in small:
+            probe.state[p] = {key: _shrunk(value, group["params"][0], p) for key, value in state.items()}
     return probe, parameters

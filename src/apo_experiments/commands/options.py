@@ -64,6 +64,13 @@ def add_execution_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", metavar="N", type=positive, help="number of seeds (default: the recipe's)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: auto)")
     parser.add_argument("--data-dir", metavar="DIR", type=Path, help="folder of the data (default: $APO_DATA)")
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        nargs="+",
+        action="extend",
+        help="change an option of the task, a hyperparameter or epochs (`apo list RECIPE` has the keys)",
+    )
     add_runs_option(parser)
 
 

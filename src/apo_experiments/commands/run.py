@@ -34,13 +34,6 @@ def add_to(subparsers: argparse._SubParsersAction) -> None:
     parser = options.add_command(subparsers, "run", "train recipes and compare them with the paper", _EXAMPLES)
     parser.add_argument("recipes", metavar="RECIPE", nargs="+", help="names from `apo list`, or all")
     options.add_execution_options(parser)
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        nargs="+",
-        action="extend",
-        help="change an option of the task, a hyperparameter or epochs (`apo list RECIPE` has the keys)",
-    )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the final figures to this file")
     parser.set_defaults(execute=execute, resumable=True)
 

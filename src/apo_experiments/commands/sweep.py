@@ -17,7 +17,7 @@ __all__ = ["add_to", "execute"]
 _EXAMPLES = """\
   apo sweep uci-protein --method SGDm KFAC
   apo sweep cifar10-lenet --scale paper --storage postgresql://user@host/apo    (the same on any number of machines)
-  apo sweep mnist-mlp --trials 5 --jobs 2
+  apo sweep mnist-mlp --trials 5 --jobs 2 --set epochs=10
 Ctrl-C leaves a sweep that the same command continues; a trial that is finished is not repeated."""
 
 
@@ -34,13 +34,17 @@ def add_to(subparsers: argparse._SubParsersAction) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Carry out the sweep and print its table."""
+    """Carry out the sweep and print its table.
+
+    Returns:
+        0, or 1 if a point failed; one that diverged is a result like any other.
+    """
     from apo_experiments import progress, sweep
 
     (recipe, *others) = options.recipes([arguments.recipe])
     if others:
         raise UserError("`apo sweep` takes one recipe, not all: name one of those that `apo list` shows.")
-    with progress.display(0, {recipe.name: recipe.metric}) as display:
+    with progress.display(None, {recipe.name: recipe.metric}) as display:
         rows = sweep.run(
             recipe,
             arguments.method,
@@ -53,6 +57,7 @@ def execute(arguments: argparse.Namespace) -> int:
             device=options.device(arguments.device),
             listener=display,
             jobs=arguments.jobs,
+            overrides=options.overrides(arguments.set),
         )
     _print(rows)
     for command in _commands(rows, arguments.scale):
@@ -61,7 +66,7 @@ def execute(arguments: argparse.Namespace) -> int:
         from apo_experiments.files import write_atomically
 
         write_atomically(arguments.json, (json.dumps(rows, indent=1, default=str) + "\n").encode())
-    return 0
+    return int(any(row.get("outcome") == "failed" for row in rows))
 
 
 def _print(rows: list[dict[str, Any]]) -> None:

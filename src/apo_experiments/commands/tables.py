@@ -39,7 +39,20 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequ
 
 
 def comparison(recipe: Recipe, scale: str, results: Sequence[Result]) -> str:
-    """Return the table of a recipe: the paper's figures and ours, the best of each with a star."""
+    """Return the table of a recipe: the paper's figures and ours, the best of each with a star.
+
+    Example:
+        >>> from apo_experiments.recipe import Recipe
+        >>> from apo_experiments.results import Result
+        >>> recipe = Recipe("tiny", "", "Table 2", None, {}, (), {}, (), metric="accuracy", goal="max")
+        >>> print(comparison(recipe, "cpu", [Result("SGDm", (75.0, 76.0), paper=75.73), Result("APO", (77.0,))]))
+        tiny (Table 2), scale cpu: accuracy, more is better
+        method   ours   seed to seed    seeds  paper
+        ------  ------  --------------  -----  ------
+        SGDm    75.50   75.00 to 76.00  2      75.73*
+        APO     77.00*                  1           -
+        In front here: APO with 77.00; in the paper: SGDm with 75.73.
+    """
     from apo_experiments.results import figure_text, findings, leader
 
     best, paper_best = leader(recipe, results), leader(recipe, results, paper=True)

@@ -49,6 +49,16 @@ def draw(recipe: Recipe, records: Sequence[Record], name: str | None = None) -> 
 
     Raises:
         UserError: There is no such figure, or matplotlib is missing.
+
+    Example:
+        >>> from apo_experiments.recipe import Entry, Recipe
+        >>> from apo_experiments.records import Record
+        >>> from apo_experiments.runs import RunConfig
+        >>> recipe = Recipe("r", "", "", None, {}, (), {}, (Entry("SGD", "sgd"),), metric="loss", goal="min")
+        >>> rows = [{"epoch": 1, "train_loss": 0.5, "rate": 0.1}, {"epoch": 2, "train_loss": 0.4, "rate": 0.1}]
+        >>> figure = draw(recipe, [Record(RunConfig("r", "SGD", "sgd", "cpu", seed=0, epochs=2), {}, rows, None)])
+        >>> [axes.get_ylabel() for axes in figure.axes]
+        ['training loss', 'learning rate']
     """
     name = name or recipe.figure
     if name not in FIGURES:

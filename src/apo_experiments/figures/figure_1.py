@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
-from apo_experiments.figures.style import grid
+from apo_experiments.figures.style import COLOURS, grid
 from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record
 
@@ -46,7 +46,7 @@ def _strength(record: Record) -> float:
 
 
 def _draw(axes: Axes, members: Sequence[Record]) -> None:
-    shades = matplotlib.colormaps["coolwarm_r"]
+    shades = LinearSegmentedColormap.from_list("strength", [COLOURS[0], COLOURS[3], COLOURS[1]])
     axes.plot(*_points(members[0], "data_x", "data_y"), ".", color="0.6", markersize=4)
     axes.plot(*_points(members[0], "x", "old"), color="black", linewidth=1.4, linestyle="--", label="before")
     for position, record in enumerate(members):
@@ -56,7 +56,7 @@ def _draw(axes: Axes, members: Sequence[Record]) -> None:
     if metrics.get("example_x") is not None:
         axes.plot(metrics["example_x"], metrics["example_y"], "*", color="black", markersize=10, label="new example")
     axes.set_xlabel("input")
-    axes.legend(fontsize="x-small", loc="best")
+    axes.legend(fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=3)
 
 
 def _points(record: Record, x: str, y: str) -> tuple[list[float], list[float]]:

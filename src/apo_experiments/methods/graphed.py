@@ -3,6 +3,9 @@
 The optimizer's step stays outside the graph. It is a handful of fused kernels, works for every optimizer, schedule and
 clipping as it is, and lets APO do its meta-steps between replays: those run eagerly, with gradients of their own.
 
+A network that draws random numbers (dropout) runs eagerly: APO sets the random stream back to look at the same masks
+again, which a captured generator does not allow.
+
 The first passes run eagerly, as capture demands, and they are training steps like all others: nothing is computed twice
 and no random number is drawn in vain.
 """
@@ -28,8 +31,8 @@ _WARM_UP = 3
 class GraphedPass(TrainingPass):
     """Replays a captured forward and backward pass on batches of the captured shape; others run eagerly.
 
-    Without CUDA, or if the network or the loss cannot be captured (they ask the host about values), it is an
-    :class:`EagerPass`.
+    Without CUDA, with random numbers, or if the network or the loss cannot be captured (they ask the host about values),
+    it is an :class:`EagerPass`.
 
     Args:
         model: The network, with all of its parameters on one device.
@@ -71,11 +74,12 @@ class GraphedPass(TrainingPass):
         """Run where the capture will run, because autograd remembers the stream on which gradients accumulate."""
         if not self._possible:
             return self._eager(inputs, target)
-        current = torch.cuda.current_stream()
+        current, random_state = torch.cuda.current_stream(), torch.cuda.get_rng_state()
         self._stream.wait_stream(current)  # type: ignore[union-attr]
         with torch.cuda.stream(self._stream):  # type: ignore[arg-type]
             loss = self._eager(inputs, target)
         current.wait_stream(self._stream)  # type: ignore[arg-type]
+        self._possible = torch.equal(random_state, torch.cuda.get_rng_state())
         return loss
 
     def _capture(self, inputs: Any, target: Any) -> bool:

@@ -96,6 +96,8 @@ def _shampoo(params: list[nn.Parameter], h: Mapping[str, Any], budget: Budget) -
         start_preconditioning_step=h["start_step"],
         preconditioning_compute_steps=h["inverse_interval"],
         block_size=h["block_size"],
+        # Merging small dimensions would leave layers of up to `block_size` weights without any preconditioner.
+        shape_interpretation=False,
         graft_type=graft,
         matrix_eps=h["matrix_eps"],
     )

@@ -34,10 +34,10 @@ class Driver(ABC):
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
 
-    def before_pass(self, step: int) -> None:  # noqa: B027  most have nothing to do
+    def before_pass(self, step: int) -> None:
         """Called before the forward pass of a step."""
 
-    def after_step(self, step: int) -> None:  # noqa: B027
+    def after_step(self, step: int) -> None:
         """Called after the optimizer's step."""
 
     def rate(self) -> float:

@@ -35,7 +35,7 @@ table { border-collapse: collapse; font-size: 0.92rem; font-variant-numeric: tab
 th, td { padding: 0.32rem 0.9rem 0.32rem 0.4rem; text-align: left; vertical-align: top; }
 thead th { border-bottom: 2px solid var(--line); font-weight: 600; white-space: nowrap; }
 tbody tr + tr > * { border-top: 1px solid var(--line); }
-tbody th { font-weight: 500; }
+tbody th { font-weight: 500; white-space: nowrap; }
 td.number, th.number { text-align: right; white-space: nowrap; }
 tr.ours > * { background: var(--ours); }
 b.best { font-weight: 700; }
@@ -57,7 +57,9 @@ dd { margin: 0; overflow-wrap: anywhere; }
   body { max-width: none; padding: 0; font-size: 10pt; }
   figure img { filter: none; }
   figure, table, tr, pre { break-inside: avoid; }
-  h2, h3 { break-after: avoid; }
+  h2, h3, .origin, section > p { break-after: avoid; }
+  /* Paper cannot be clicked. */
+  details::details-content { content-visibility: visible; }
   .scroll, pre { overflow: visible; white-space: normal; }
 }
 """

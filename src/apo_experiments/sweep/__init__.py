@@ -89,7 +89,7 @@ def run(
     )
     books = ledgers(order, recipe)  # before any process is started: what is wrong shows at once
     if jobs == 1:
-        work(order, recipe, listener)
+        work(order, books, listener)
     else:
         from apo_experiments.sweep.jobs import work_in_processes
 

@@ -13,12 +13,12 @@ from multiprocessing.process import BaseProcess
 from typing import Any, final
 
 from apo_experiments.errors import UserError
-from apo_experiments.interruption import interruptible
+from apo_experiments.interruption import Interruption, interruptible
 from apo_experiments.listeners import Listener
 from apo_experiments.problem import Budget
 from apo_experiments.records import Record
 from apo_experiments.runs import RunConfig
-from apo_experiments.sweep.worker import Order, work
+from apo_experiments.sweep.worker import Order, ledgers, work
 
 __all__ = ["work_in_processes"]
 
@@ -35,35 +35,48 @@ def work_in_processes(order: Order, jobs: int, listener: Listener) -> None:
         UserError: A worker met something that the user can mend, or all of them died.
         KeyboardInterrupt: It was interrupted; the same order goes on.
     """
-    processes: dict[Connection, BaseProcess] = {}
-    errors: list[str] = []
+    processes: list[BaseProcess] = []
+    connections: list[Connection] = []
     with interruptible() as interruption:
         try:
             for _ in range(jobs):
                 connection, process = _start(order, jobs)
-                processes[connection] = process
-            open_connections = set(processes)
-            while open_connections:
-                for connection in wait(list(open_connections), timeout=0.5):
-                    assert isinstance(connection, Connection)
-                    if not _hear(connection, listener, errors):
-                        open_connections.remove(connection)
-                if interruption.requested or errors:
-                    _stop(processes.values())
+                connections.append(connection)
+                processes.append(process)
+            errors = _follow(connections, processes, listener, interruption)
+        except BaseException:  # a second Ctrl-C, for one, does not wait for the step at hand
+            _ask_to_stop(processes)
+            raise
         finally:
-            _stop(processes.values())
-            for process in processes.values():
+            for process in processes:
                 process.join()
     if errors:
         raise UserError(errors[0])
     if interruption.requested:
         raise KeyboardInterrupt
-    codes = [process.exitcode for process in processes.values()]
+    codes = [process.exitcode for process in processes]
     if all(codes):
         raise UserError(
             f"all {jobs} worker processes have died (exit codes {', '.join(map(str, codes))}): the same command goes "
             "on; if memory was short, with fewer --jobs."
         )
+
+
+def _follow(
+    connections: list[Connection], processes: list[BaseProcess], listener: Listener, interruption: Interruption
+) -> list[str]:
+    """Pass on what the workers say until all have ended, and return what the user has to mend."""
+    errors: list[str] = []
+    asked = False
+    while connections:
+        for connection in wait(connections, timeout=0.5):
+            assert isinstance(connection, Connection)
+            if not _hear(connection, listener, errors):
+                connections.remove(connection)
+        if (interruption.requested or errors) and not asked:
+            _ask_to_stop(processes)
+            asked = True
+    return errors
 
 
 def _start(order: Order, jobs: int) -> tuple[Connection, BaseProcess]:
@@ -94,12 +107,9 @@ def _hear(connection: Connection, listener: Listener, errors: list[str]) -> bool
     return True
 
 
-def _stop(processes: Any) -> None:
-    """Ask all processes to stop after the step at hand, once."""
+def _ask_to_stop(processes: list[BaseProcess]) -> None:
     for process in processes:
-        if process.is_alive() and not getattr(process, "asked_to_stop", False):
-            process.asked_to_stop = True
-            process.terminate()
+        process.terminate()  # a wish, which training grants after the step at hand
 
 
 def _worker_process(order: Order, jobs: int, connection: Connection) -> None:
@@ -111,7 +121,7 @@ def _worker_process(order: Order, jobs: int, connection: Connection) -> None:
     _end_with_parent()
     torch.set_num_threads(max(1, torch.get_num_threads() // jobs))
     try:
-        work(order, RECIPES[order.recipe], _Relay(connection))
+        work(order, ledgers(order, RECIPES[order.recipe]), _Relay(connection))
     except UserError as error:
         with suppress(OSError):
             connection.send(("error", str(error)))

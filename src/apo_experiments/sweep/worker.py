@@ -71,7 +71,7 @@ def ledgers(order: Order, recipe: Recipe) -> list[Ledger]:
         return [Ledger(search, storage, order.trials) for search in found]
 
 
-def work(order: Order, recipe: Recipe, listener: Listener) -> None:
+def work(order: Order, books: Sequence[Ledger], listener: Listener) -> None:
     """Carry out an order, together with whoever else does.
 
     It ends when every point has a result, whoever got it. A point whose run fails with an error is tried once by this
@@ -79,14 +79,13 @@ def work(order: Order, recipe: Recipe, listener: Listener) -> None:
 
     Args:
         order: The order.
-        recipe: The recipe that it names.
+        books: Its ledgers.
         listener: Hears of the runs.
 
     Raises:
         UserError: Something is missing that the user can mend.
         KeyboardInterrupt: It was interrupted; the same order goes on.
     """
-    books = ledgers(order, recipe)
     silences = Silences(order.patience)
     failed: dict[str, set[int]] = {book.search.name: set() for book in books}
     waited = False

@@ -85,7 +85,7 @@ def test_parameters_without_factors_take_the_plain_gradient():
 
 def test_kl_clip_bounds_the_squared_length_in_the_fisher_metric():
     network, inputs, target = linear()
-    optimizer = KFAC(network, lr=1.0, momentum=0.0, kl_clip=1e-4)
+    optimizer = KFAC(network, lr=0.5, momentum=0.0, kl_clip=1e-4)
     before = [p.detach().clone() for p in network.parameters()]
     train_step(network, optimizer, inputs, target)
     steps = [b - p.detach() for b, p in zip(before, network.parameters(), strict=True)]
@@ -93,12 +93,12 @@ def test_kl_clip_bounds_the_squared_length_in_the_fisher_metric():
     # step = lr nu C^-1 g, so <step, g> = lr nu <C^-1 g, g> and nu^2 lr^2 <C^-1 g, g> = kl_clip
     product = sum(torch.sum(s * g) for s, g in zip(steps, gradients, strict=True))
     unclipped, _, _ = linear()
-    free = KFAC(unclipped, lr=1.0, momentum=0.0)
+    free = KFAC(unclipped, lr=0.5, momentum=0.0)
     start = [p.detach().clone() for p in unclipped.parameters()]
     train_step(unclipped, free, inputs, target)
     full = [b - p.detach() for b, p in zip(start, unclipped.parameters(), strict=True)]
-    length = sum(torch.sum(s * g) for s, g in zip(full, gradients, strict=True))
-    assert length > 1e-4
+    length = sum(torch.sum(s * g) for s, g in zip(full, gradients, strict=True)) / 0.5
+    assert 0.5**2 * length > 1e-4
     assert product.item() == pytest.approx((1e-4 * length.item()) ** 0.5, rel=1e-9)
 
 

@@ -127,15 +127,36 @@ def sweeps(monkeypatch):
 
 
 def test_sweep_hands_its_options_over_and_prints_the_table(apo, sweeps, registries):
-    done = apo("sweep", "little-mlp", "--method", "SGD", "--trials", "3", "--seeds", "2", "--json", "table.json")
+    done = apo(
+        "sweep",
+        "little-mlp",
+        "--method",
+        "SGD",
+        "--trials",
+        "3",
+        "--seeds",
+        "2",
+        "--set",
+        "epochs=5",
+        "--json",
+        "table.json",
+    )
     assert done.code == 0
     (positional, named) = sweeps[0]
     assert positional == (registries["little-mlp"], ["SGD"], "cpu")
     assert (named["trials"], named["seeds"], named["jobs"], named["storage"]) == (3, 2, 1, None)
+    assert named["overrides"] == {"epochs": "5"}
     assert named["root"] == Path("runs")
     assert "lr=0.1 betas=(0.9, 0.99)  0.1235" in done.out
     assert "apo run little-mlp --scale cpu --method SGD --set lr=0.1 betas=0.9,0.99" in done.out
     assert json.loads(Path("table.json").read_text())[0]["hyper"]["lr"] == 0.1
+
+
+def test_a_point_that_failed_costs_exit_code_1(apo, sweeps, monkeypatch):
+    row = {"recipe": "little-mlp", "method": "SGD", "hyper": {"lr": 0.1}, "value": None, "outcome": "failed"}
+    monkeypatch.setattr("apo_experiments.sweep.run", lambda *positional, **named: [row])
+    done = apo("sweep", "little-mlp")
+    assert done.code == 1 and "To run the best points" not in done.out
 
 
 def test_sweep_takes_one_recipe(apo, sweeps):

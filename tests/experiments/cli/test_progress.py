@@ -64,6 +64,13 @@ def test_a_run_that_was_finished_before_and_one_that_diverged_say_so():
     assert last == "[2/2] little-mlp SGD seed 3: diverged in 1 s"
 
 
+def test_a_sweep_numbers_its_runs_without_knowing_how_many_there_are():
+    stream = io.StringIO()
+    with PlainProgress(None, {"little-mlp": "test_loss"}, stream) as shown:
+        shown.finished(FINISHED)
+    assert stream.getvalue() == "[1] little-mlp SGD seed 3: test_loss 0.5000 in 1 min 15 s\n"
+
+
 def test_a_missing_loss_does_not_break_a_line():
     stream = io.StringIO()
     with PlainProgress(1, {}, stream) as shown:

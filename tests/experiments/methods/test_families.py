@@ -69,6 +69,16 @@ def test_schedule_free_shows_the_average_at_the_end_of_an_epoch_and_only_there()
     assert modes == [True, True, True, False] * 2
 
 
+def test_shampoo_preconditions_every_weight_matrix_however_small():
+    pytest.importorskip("pytorch_optimizer")
+    task = classification()
+    stepper = build("shampoo", task, {"inverse_interval": 2})
+    take_steps(stepper, task, 3)
+    state = stepper._drivers[0].optimizer.state  # type: ignore[attr-defined]
+    counts = [len(state[p]["pre_conditioner"].pre_conditioners) for p in task.model.parameters() if p.ndim > 1]
+    assert counts == [4, 2, 2]
+
+
 def test_muon_takes_matrices_and_leaves_convolutions_embeddings_and_vectors_to_adamw():
     if not hasattr(torch.optim, "Muon"):
         pytest.skip("needs a torch with Muon")

@@ -90,17 +90,16 @@ def test_greedy_takes_the_likeliest_word_each_time():
             prefix.append(best)
 
 
-def test_wide_beam_finds_the_best_of_all_translations():
-    torch.manual_seed(1)
-    model = Transformer(5, layers=1, dimension=8, feed_forward=8, heads=2).double().eval()
+@pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0, 2.0])
+@pytest.mark.parametrize("seed", range(6))
+def test_wide_beam_finds_the_best_of_all_translations(seed, penalty):
+    torch.manual_seed(seed)
+    model = Transformer(5, layers=1, dimension=8, feed_forward=8, heads=2, share="none").double().eval()
     source, length = torch.tensor([[3, 4, 4]]), 3
-    candidates = []
-    for size in range(1, length + 1):
-        for choice in itertools.product([1, 3, 4], repeat=size - 1):
-            candidates.append([*choice, END])
+    candidates = [[*words, END] for size in range(length) for words in itertools.product([1, 3, 4], repeat=size)]
     candidates += [list(choice) for choice in itertools.product([1, 3, 4], repeat=length)]
-    best = max(candidates, key=lambda candidate: likelihood(model, source, candidate) / len(candidate))
-    found = beam_search(model, source, BEGIN, END, max_length=length, width=64)[0].tolist()
+    best = max(candidates, key=lambda candidate: likelihood(model, source, candidate) / len(candidate) ** penalty)
+    found = beam_search(model, source, BEGIN, END, max_length=length, width=64, length_penalty=penalty)[0].tolist()
     expected = [PAD if word == END else word for word in best]
     assert found == expected + [PAD] * (len(found) - len(expected))
 

@@ -1,0 +1,44 @@
+"""``apo sweep`` on the tiny recipe, in a process of its own; prints the rows as JSON.
+
+Usage: python -m tests.experiments.sweep.command ROOT [--storage URL] [--jobs N] [--patience SECONDS]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.experiments.sweep import tiny
+
+from apo_experiments import sweep
+from apo_experiments.listeners import Silence
+
+tiny.install()  # here, since processes that are spawned import this module under another name
+
+
+class Lines:
+    """A listener whose lines a test can wait for."""
+
+    started, row, finished = Silence().started, Silence().row, Silence().finished
+
+    def message(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("root", type=Path)
+    parser.add_argument("--storage")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--patience", type=float, default=600.0)
+    arguments: Mapping[str, Any] = vars(parser.parse_args())
+    rows = sweep.run(tiny.RECIPES["parabola"], ["Descent"], "smoke", listener=Lines(), **arguments)
+    print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Which points a grid has, in which order, and when two sweeps are the same."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from tests.experiments.sweep import tiny
+
+from apo_experiments.sweep.grid import coarse_to_fine, searches
+
+
+@pytest.mark.parametrize("sizes", [(1,), (2,), (9,), (6, 8), (4, 3, 2), ()])
+def test_every_combination_comes_once(sizes):
+    axes = {f"axis {position}": list(range(size)) for position, size in enumerate(sizes)}
+    found = [tuple(point.values()) for point in coarse_to_fine(axes)]
+    assert sorted(found) == sorted(itertools.product(*axes.values()))
+
+
+def test_the_first_points_are_spread_over_the_whole_grid():
+    rates = [point["lr"] for point in coarse_to_fine({"lr": range(9)})]
+    assert rates[0] == 4
+    assert {rate // 3 for rate in rates[:3]} == {0, 1, 2}
+    both = coarse_to_fine({"lr": range(7), "damping": range(7)})
+    # The first nine are a coarse grid of three by three, so every quarter of the fine one is met.
+    assert {(point["lr"], point["damping"]) for point in both[:9]} == set(itertools.product((1, 3, 5), repeat=2))
+
+
+def test_a_value_that_is_given_twice_is_tried_once():
+    entry = replace(tiny.recipe().entries[0], grid={"lr": [1e-3, 3e-4, 3e-4, 1e-4]})
+    (search,) = searches(tiny.recipe(entries=(entry,)), None, "smoke")
+    assert search.axes == {"lr": (1e-3, 3e-4, 1e-4)} and len(search.points) == 3
+
+
+def test_sweeps_share_a_study_only_if_they_train_the_same_runs():
+    def name(recipe=None, **options):
+        return searches(recipe or tiny.recipe(), ["Descent"], "smoke", **options)[0].name
+
+    finer = replace(tiny.recipe().entries[0], grid={"lr": (*tiny.RATES, 0.3)})
+    assert name() == name(device="cuda") == name(seeds=1)
+    others = [
+        name(seeds=2),
+        name(overrides={"epochs": 5}),
+        name(overrides={"missing": True}),
+        name(tiny.recipe(entries=(finer,))),
+        name(tiny.recipe(metric="train_loss")),
+        name(tiny.recipe(goal="max")),
+        searches(tiny.recipe(), ["Other"], "smoke")[0].name,
+    ]
+    assert len({name(), *others}) == 1 + len(others)
+
+
+def test_each_point_has_one_run_for_each_seed():
+    (search,) = searches(tiny.recipe(), ["Other"], "smoke", seeds=2, device="cuda")
+    assert [config.seed for config in search.points[0].configs] == [0, 1]
+    for point in search.points:
+        for config in point.configs:
+            assert (config.hyper, config.device) == ({"lr": point.hyper["lr"], "crash_at": 7.0}, "cuda")
