@@ -70,7 +70,8 @@ def environment(device: torch.device, clock: str) -> dict[str, str | int]:
 
 def hardware_line(where: dict[str, str | int]) -> str:
     """Return one line about the machine."""
-    threads = "" if where["device"] == "cuda" else f", {where['threads']} threads"
+    plural = "" if where["threads"] == 1 else "s"
+    threads = "" if where["device"] == "cuda" else f", {where['threads']} thread{plural}"
     return f"{where['device_name']}{threads}, {where['clock']} time, torch {where['torch']}"
 
 

@@ -136,7 +136,13 @@ def best(
         rosenbrock --scale smoke --method SGD` first.
     """
     order = Order(
-        recipe.name, [label], scale, address(storage, Path(root)), Path(root), seeds=seeds, overrides=dict(overrides or {})
+        recipe.name,
+        [label],
+        scale,
+        address(storage, Path(root)),
+        Path(root),
+        seeds=seeds,
+        overrides=dict(overrides or {}),
     )
     (book,) = ledgers(order, recipe)
     with reachable(order.storage):

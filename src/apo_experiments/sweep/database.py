@@ -93,8 +93,9 @@ def open_database(url: str) -> RDBStorage:
         try:
             return optuna.storages.RDBStorage(url, engine_kwargs=options)
         except ImportError:
+            package = "psycopg[binary]" if url.startswith("postgresql") else "its driver for SQLAlchemy"
             raise UserError(
-                f"{url.partition(':')[0]} needs a driver that is not installed: pip install 'psycopg[binary]'."
+                f"the storage {_shown(url)} needs a driver that is not installed: pip install {package}."
             ) from None
         except ArgumentError as error:
             raise UserError(
@@ -154,7 +155,9 @@ def _make_folder(url: str) -> None:
 
 def _is_a_race(error: Exception) -> bool:
     text = str(error).lower()
-    return any(words in text for words in ("already exists", "duplicate key", "unique constraint", "database is locked"))
+    return any(
+        words in text for words in ("already exists", "duplicate key", "unique constraint", "database is locked")
+    )
 
 
 def _reason(error: BaseException) -> str:

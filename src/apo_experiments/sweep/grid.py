@@ -83,7 +83,7 @@ def searches(
 
     Args:
         recipe: The recipe.
-        labels: Labels of entries with a grid; all of those by default.
+        labels: Labels of entries with a grid, in any case; all of those by default.
         scale: The scale of the runs.
         seeds: How many runs judge a point.
         device: Where they run.
@@ -100,19 +100,24 @@ def searches(
         ...
         apo_experiments.errors.UserError: rosenbrock has no method 'Newton': choose one of ...
     """
+    from apo_experiments.recipes import plan
+
     if scale not in recipe.scales:
         raise UserError(f"{recipe.name} has no scale {scale!r}: choose one of {', '.join(recipe.scales)}.")
     fixed = dict(overrides or {})
     if "validation" in recipe.defaults and not _is_about_training(recipe.metric):
         fixed.setdefault("validation", True)
     found = []
-    for entry in _entries(recipe, labels):
+    entries = _entries(recipe, labels)
+    for entry in entries:
         axes = {key: _distinct(values) for key, values in entry.grid.items() if key not in fixed}
-        points = tuple(
-            Point(hyper, _configs(recipe, entry, scale, seeds, device, {**fixed, **hyper}))
-            for hyper in coarse_to_fine(axes)
-        )
-        found.append(Search(recipe, entry.label, scale, axes, points))
+        points = []
+        for hyper in coarse_to_fine(axes):
+            # All entries together, since a key that is set need be known to one of them only.
+            runs = plan(recipe, scale, [entry.label for entry in entries], seeds, {**fixed, **hyper})
+            mine = [replace(config, device=device) for config in runs if config.label == entry.label]
+            points.append(Point(hyper, tuple(mine)))
+        found.append(Search(recipe, entry.label, scale, axes, tuple(points)))
     return found
 
 
@@ -178,22 +183,14 @@ def _entries(recipe: Recipe, labels: Sequence[str] | None) -> list[Entry]:
     searchable = {entry.label: entry for entry in recipe.entries if entry.grid}
     if not searchable:
         raise UserError(f"{recipe.name} has no grids to sweep: `apo run {recipe.name}` runs it as it is.")
-    known = [entry.label for entry in recipe.entries]
+    wanted = {label.lower() for label in labels or searchable}
     for label in labels or ():
-        if label not in known:
-            raise UserError(f"{recipe.name} has no method {label!r}: choose one of {', '.join(known)}.")
-        if label not in searchable:
+        if label.lower() not in {entry.label.lower() for entry in recipe.entries}:
+            known = ", ".join(entry.label for entry in recipe.entries)
+            raise UserError(f"{recipe.name} has no method {label!r}: choose one of {known}.")
+        if label.lower() not in map(str.lower, searchable):
             raise UserError(f"{label} has no grid in {recipe.name}: choose one of {', '.join(searchable)}.")
-    return [entry for label, entry in searchable.items() if labels is None or label in labels]
-
-
-def _configs(
-    recipe: Recipe, entry: Entry, scale: str, seeds: int, device: str, overrides: Mapping[str, Any]
-) -> tuple[RunConfig, ...]:
-    from apo_experiments.recipes import plan
-
-    configs = plan(recipe, scale, labels=[entry.label], seeds=seeds, overrides=dict(overrides))
-    return tuple(replace(config, device=device) for config in configs)
+    return [entry for label, entry in searchable.items() if label.lower() in wanted]
 
 
 def _is_about_training(metric: str) -> bool:

@@ -118,6 +118,8 @@ def _worker_process(order: Order, jobs: int, connection: Connection) -> None:
 
     from apo_experiments.recipes import RECIPES
 
+    # While a run trains, the loop waits for the end of a step; everything else can be left at once.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     _end_with_parent()
     torch.set_num_threads(max(1, torch.get_num_threads() // jobs))
     try:

@@ -70,9 +70,7 @@ class Ledger:
         self._storage = storage
         self._optuna = import_optuna()
         direction = "minimize" if search.recipe.goal == "min" else "maximize"
-        self._optuna.create_study(
-            storage=storage, study_name=search.name, direction=direction, load_if_exists=True
-        )
+        self._optuna.create_study(storage=storage, study_name=search.name, direction=direction, load_if_exists=True)
         self._study_id = storage.get_study_id_from_name(search.name)
         self._states = self._optuna.trial.TrialState
 
@@ -91,7 +89,8 @@ class Ledger:
             standing = self._standing(self._trials()).get(index)
             if standing is not None and standing.number == self._storage.get_trial_number_from_id(trial_id):
                 return Claim(trial_id, index, point)
-            self._close(trial_id, self._states.FAIL)  # another worker was first
+            self._storage.set_trial_user_attr(trial_id, "withdrawn", True)  # another worker was first
+            self._close(trial_id, self._states.FAIL)
         return None
 
     def beat(self, claim: Claim, count: int) -> None:

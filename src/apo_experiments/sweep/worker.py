@@ -93,12 +93,14 @@ def work(order: Order, books: Sequence[Ledger], listener: Listener) -> None:
         while True:
             for book in books:
                 for index in book.fail_the_dead(order.folder, silences):
-                    listener.message(f"{book.search.label}, {book.points[index]}: its worker died, so it is tried again")
+                    listener.message(
+                        f"{book.search.label}, {book.points[index]}: its worker died, so it is tried again"
+                    )
             claims = ((book, book.claim(card, failed[book.search.name])) for book in books)
             book, claim = next(((book, claim) for book, claim in claims if claim), (None, None))
             if book is not None and claim is not None:
                 if not _carry_out(order, book, claim, listener):
-                    failed[book.search.name].add(claim.index)
+                    return
                 waited = False
                 continue
             others = sum(len(set(book.unfinished()) - failed[book.search.name]) for book in books)
@@ -127,7 +129,9 @@ def _carry_out(order: Order, book: Ledger, claim: Claim, listener: Listener) -> 
         book.fail(claim)
         raise
     if not book.finish(claim, result, metric):
-        listener.message(f"{title}: given to another worker, since this one was not heard of for {order.patience:.0f} s")
+        listener.message(
+            f"{title}: given to another worker, since this one was not heard of for {order.patience:.0f} s"
+        )
     return True
 
 

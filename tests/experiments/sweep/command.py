@@ -17,7 +17,8 @@ from tests.experiments.sweep import tiny
 from apo_experiments import sweep
 from apo_experiments.listeners import Silence
 
-tiny.install()  # here, since processes that are spawned import this module under another name
+if __name__ in ("__main__", "__mp_main__"):  # the second in processes that are spawned
+    tiny.install()
 
 
 class Lines:

@@ -57,3 +57,7 @@ def test_each_point_has_one_run_for_each_seed():
     for point in search.points:
         for config in point.configs:
             assert (config.hyper, config.device) == ({"lr": point.hyper["lr"], "crash_at": 7.0}, "cuda")
+
+
+def test_labels_may_be_given_in_any_case():
+    assert [search.label for search in searches(tiny.recipe(), ["OTHER", "descent"], "smoke")] == ["Descent", "Other"]

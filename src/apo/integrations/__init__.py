@@ -1,0 +1,1 @@
+"""Where people already train: thin bridges to frameworks, each of which imports its framework only when it is used."""

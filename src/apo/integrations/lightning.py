@@ -1,0 +1,146 @@
+"""Lightning with automatic optimization: one callback, or one line in ``configure_optimizers``.
+
+The callback, for a module that stays as it is, ``Trainer(callbacks=[APOCallback()])``; or the one line, which is the one
+of any other loop, with the framework's loggers as listeners::
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters())
+        apo.attach(optimizer, self, self.criterion, on_meta_step=log_to(self))
+        return optimizer
+
+Either way the tuner's state travels inside the optimizer's, so that Lightning's own checkpoints carry it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from apo.attach import Attached, attach
+from apo.records import MetaStep
+from apo.rules.base import Rule
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+__all__ = ["APOCallback", "CallbackHooks", "log_to"]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def log_to(module: LightningModule, prefix: str = "apo") -> Callable[[MetaStep], None]:
+    """Make a listener that gives every figure of every meta-step to the loggers of the module's trainer.
+
+    Args:
+        module: The module that is trained; its trainer is looked up when there is something to log.
+        prefix: First part of the names.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> logger = SimpleNamespace(log_metrics=lambda values, step: print(values["apo/lr/0"], step))
+        >>> module = SimpleNamespace(trainer=SimpleNamespace(loggers=[logger]))
+        >>> log_to(module)(MetaStep(10, 2.0, 1.9, 0.01, 0.5, 1.903, 0.2, (0.1,), True))
+        0.1 10
+    """
+
+    def log(record: MetaStep) -> None:
+        for logger in module.trainer.loggers:
+            logger.log_metrics({f"{prefix}/{name}": value for name, value in record.scalars().items()}, record.step)
+
+    return log
+
+
+class CallbackHooks:
+    """What ``APOCallback`` does, apart from Lightning's base class: attach when fitting starts, detach when it ends.
+
+    Args:
+        network: Dotted name of the submodule whose output the criterion sees; ``""`` for the LightningModule itself,
+            which its ``training_step`` then calls as ``self(inputs)``.
+        criterion: Dotted name of the loss module that ``training_step`` calls (a function is made one by
+            :func:`apo.criterion`); None if the network's output carries its ``loss``.
+        rule: Makes a rule around the optimizer, such as ``lambda optimizer: apo.LearningRate(optimizer, sigma=2)``;
+            None for the optimizer's own.
+        log: Whether the trainer's loggers get the figures of every meta-step.
+        **options: See :class:`apo.Tuner`.
+
+    Attributes:
+        tuner: The tuner of the latest fit, to read its ``history``; None before the first.
+
+    Example:
+        >>> CallbackHooks(criterion="loss", interval=5).tuner is None
+        True
+    """
+
+    def __init__(
+        self,
+        network: str = "",
+        criterion: str | None = "criterion",
+        rule: Callable[[Optimizer], Rule] | None = None,
+        log: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.tuner: Attached | None = None
+        self._network = network
+        self._criterion = criterion
+        self._rule = rule
+        self._log = log
+        self._options = options
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Attach: the optimizer is there, and its state is not yet loaded from a checkpoint."""
+        if len(trainer.optimizers) != 1:
+            raise ValueError(
+                f"configure_optimizers must return one optimizer for APOCallback, got {len(trainer.optimizers)}: "
+                "leave the callback out and call apo.attach for each of them in configure_optimizers"
+            )
+        self._detach()  # a fit that was broken off leaves its tuner behind
+        optimizer = trainer.optimizers[0]
+        criterion = None if self._criterion is None else _submodule(pl_module, "criterion", self._criterion)
+        options = {"scaler": getattr(trainer.precision_plugin, "scaler", None)} | self._options
+        self.tuner = attach(
+            optimizer if self._rule is None else self._rule(optimizer),
+            _submodule(pl_module, "network", self._network),
+            criterion,
+            **options,
+        )
+        if self._log:
+            self.tuner.on_meta_step(log_to(pl_module))
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Detach after fitting: the next fit makes another optimizer."""
+        if stage == "fit":
+            self._detach()
+
+    def _detach(self) -> None:
+        if self.tuner is not None:
+            self.tuner.detach()
+
+
+def _submodule(module: nn.Module, argument: str, name: str) -> nn.Module:
+    try:
+        return module.get_submodule(name)
+    except AttributeError:
+        raise ValueError(
+            f"{argument} must name a submodule of {type(module).__name__}, got {name!r}: a function of the loss is made "
+            "one by apo.criterion, and criterion=None is for a network that returns its loss"
+        ) from None
+
+
+@functools.cache
+def _callback_class() -> type:
+    try:
+        from lightning.pytorch import Callback
+    except ModuleNotFoundError:
+        from pytorch_lightning import Callback  # the same package under its older name
+    body = {"__doc__": CallbackHooks.__doc__, "__module__": __name__, "__qualname__": "APOCallback"}
+    return type("APOCallback", (CallbackHooks, Callback), body)
+
+
+def __getattr__(name: str) -> Any:
+    """Make ``APOCallback`` when it is first asked for: its base class is Lightning's, which apo does not depend on."""
+    if name == "APOCallback":
+        return _callback_class()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

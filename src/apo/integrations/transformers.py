@@ -1,0 +1,91 @@
+"""Hugging Face Trainer: one line between ``Trainer(...)`` and ``trainer.train()``.
+
+For an optimizer of one's own, ``apo.attach(optimizer, model)`` before ``Trainer(..., optimizers=(optimizer, None))`` does
+the same without the logging. (A ``TrainerCallback`` would come too late: it first sees the optimizer after a checkpoint
+has been loaded into it.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from apo.attach import Attached, criterion
+from apo.attach import attach as attach_to_optimizer
+from apo.records import MetaStep
+from apo.rules.base import Rule
+
+if TYPE_CHECKING:
+    from transformers import Trainer
+
+__all__ = ["attach", "log_to"]
+
+
+def attach(
+    trainer: Trainer, rule: Callable[[Optimizer], Rule] | None = None, log: bool = True, **options: Any
+) -> Attached:
+    """Let a Trainer learn its learning rate; its schedule multiplies what is learned.
+
+    The optimizer is made now, as ``trainer.train()`` would make it. The loss is the one that the network returns or, if
+    the Trainer has one, its ``compute_loss_func``; labels of -100 count in no term. The tuner's state travels inside
+    the optimizer's, so ``trainer.train(resume_from_checkpoint=...)`` goes on exactly.
+
+    Args:
+        trainer: A trainer that has not started.
+        rule: Makes a rule around its optimizer, such as ``lambda optimizer: apo.LearningRate(optimizer, sigma=2)``;
+            None for the optimizer's own.
+        log: Whether ``trainer.log`` gets the figures of every meta-step.
+        **options: See :class:`apo.Tuner`.
+
+    Returns:
+        The tuner; ``detach()`` takes everything off again.
+
+    Raises:
+        ValueError: The Trainer shards its network with FSDP and so makes its optimizer only when training starts.
+
+    Example:
+        >>> import torch
+        >>> from types import SimpleNamespace
+        >>> model = torch.nn.Linear(4, 3)  # stands for a Hugging Face model, and the next line for transformers.Trainer
+        >>> trainer = SimpleNamespace(model=model, is_fsdp_enabled=False, accelerator=None, compute_loss_func=None)
+        >>> trainer.create_optimizer = lambda: torch.optim.AdamW(model.parameters())
+        >>> attach(trainer, interval=5).interval
+        5
+    """
+    if trainer.is_fsdp_enabled:
+        raise ValueError(
+            "trainer must not use FSDP, which makes the optimizer only when training starts: override its "
+            "create_optimizer and call apo.attach(optimizer, model) there"
+        )
+    optimizer = trainer.create_optimizer()
+    if trainer.compute_loss_func is not None and not isinstance(trainer.compute_loss_func, nn.Module):
+        trainer.compute_loss_func = criterion(trainer.compute_loss_func)
+    options = {"scaler": getattr(trainer.accelerator, "scaler", None)} | options
+    rule_or_optimizer = optimizer if rule is None else rule(optimizer)
+    tuner = attach_to_optimizer(rule_or_optimizer, trainer.model, trainer.compute_loss_func, **options)
+    if log:
+        tuner.on_meta_step(log_to(trainer))
+    return tuner
+
+
+def log_to(trainer: Trainer, prefix: str = "apo") -> Callable[[MetaStep], None]:
+    """Make a listener that gives every figure of every meta-step to ``trainer.log``.
+
+    Args:
+        trainer: The trainer, whose ``state.log_history`` and reports then have the figures.
+        prefix: First part of the names.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> trainer = SimpleNamespace(log=lambda values: print(values["apo/lr/0"]))
+        >>> log_to(trainer)(MetaStep(10, 2.0, 1.9, 0.01, 0.5, 1.903, 0.2, (0.1,), True))
+        0.1
+    """
+
+    def log(record: MetaStep) -> None:
+        trainer.log({f"{prefix}/{name}": value for name, value in record.scalars().items()})
+
+    return log

@@ -1,0 +1,52 @@
+"""Figure 1: exact proximal updates on 1-D regression.
+
+The paper's claim: with the weight-space term alone (WSD), fitting one new example changes the function everywhere; with
+the function-space term alone (FSD), the update carves a spike around the example; with both, it changes the function
+locally and improves neighbours, too.
+
+Scales: nothing is trained, so that all three are the same but for the size of the network. Seconds each.
+"""
+
+from __future__ import annotations
+
+from apo_experiments.recipe import Entry, Recipe, Scale
+from apo_experiments.tasks.figure1 import DEFAULTS, figure1
+
+__all__ = ["RECIPES"]
+
+_WEIGHTS = (10.0, 1.0, 0.1)
+
+
+def _entry(name: str, fsd_weight: float, wsd_weight: float) -> Entry:
+    weight = max(fsd_weight, wsd_weight)
+    return Entry(f"{name}-{weight:g}", "exact", {"fsd_weight": fsd_weight, "wsd_weight": wsd_weight})
+
+
+_ENTRIES = (
+    *(_entry("WSD", 0.0, weight) for weight in _WEIGHTS),
+    *(_entry("FSD", weight, 0.0) for weight in _WEIGHTS),
+    *(_entry("both", weight, weight) for weight in _WEIGHTS),
+)
+
+RECIPES = {
+    "figure-1": Recipe(
+        name="figure-1",
+        title="What each discrepancy does to one exact proximal update",
+        paper="Figure 1",
+        task=None,
+        compute=figure1,
+        defaults=DEFAULTS,
+        data=(),
+        scales={
+            "smoke": Scale(1, 1, 0.1, {"hidden": 16, "data_points": 12, "tolerance": 1e-4}),
+            "cpu": Scale(1, 1, 0.5),
+            "paper": Scale(1, 1, 0.5),
+        },
+        entries=_ENTRIES,
+        metric="example_loss",
+        goal="min",
+        figure="figure-1",
+        notes="WSD alone changes predictions everywhere, FSD alone carves a spike, both together change them locally; "
+        "change_near and change_far measure it.",
+    )
+}

@@ -1,0 +1,123 @@
+"""From a recipe to the runs that make it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from apo_experiments.errors import UserError
+from apo_experiments.method import Method
+from apo_experiments.methods import METHODS, complete
+from apo_experiments.recipe import Entry, Recipe, Scale
+from apo_experiments.runs import RunConfig
+
+__all__ = ["plan"]
+
+
+def plan(
+    recipe: Recipe,
+    scale: str,
+    labels: Iterable[str] | None = None,
+    seeds: int | Sequence[int] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> list[RunConfig]:
+    """Return all runs of a recipe at a scale, each with complete options and hyperparameters.
+
+    What comes later overrules what comes before: defaults, the entry's values, the scale's (for options: the scale's,
+    the entry's), ``overrides``. The task and the method of a network in 16 bits must agree on it, so a task's option
+    ``precision`` is the method's as well.
+
+    Args:
+        recipe: The recipe.
+        scale: ``"smoke"``, ``"cpu"`` or ``"paper"``.
+        labels: Labels of the entries to run, in any case; all by default.
+        seeds: How many seeds, or which; the scale's number by default.
+        overrides: An option of the task, a hyperparameter (of those entries whose method has it) or ``epochs``; values
+            may be strings from the command line.
+
+    Returns:
+        The runs, entry by entry.
+
+    Raises:
+        UserError: The scale, a label, a key or a value makes no sense; one sentence says what would.
+
+    Example:
+        >>> from apo_experiments.recipes import RECIPES
+        >>> runs = plan(RECIPES["uci-protein"], "cpu", ["sgdm"], seeds=2, overrides={"lr": "0.03", "hidden": "50"})
+        >>> [(run.label, run.seed, run.hyper["lr"], run.options["hidden"]) for run in runs]
+        [('SGDm', 0, 0.03, 50), ('SGDm', 1, 0.03, 50)]
+    """
+    if scale not in recipe.scales:
+        raise UserError(f"{recipe.name} has no scale {scale!r}: choose one of {', '.join(recipe.scales)}.")
+    size, entries, changes = recipe.scales[scale], _chosen(recipe, labels), dict(overrides or {})
+    _check_keys(recipe, entries, changes)
+    epochs = _epochs(changes.pop("epochs", size.epochs))
+    numbers = range(size.seeds if seeds is None else seeds) if seeds is None or isinstance(seeds, int) else seeds
+    runs = []
+    for entry in entries:
+        options = _options(recipe, size, entry, changes)
+        hyper = _hyper(recipe, size, entry, changes)
+        if "precision" in options and "precision" in hyper:
+            hyper["precision"] = options["precision"]
+        for seed in numbers:
+            runs.append(RunConfig(recipe.name, entry.label, entry.method, scale, seed, epochs, hyper, options))
+    return runs
+
+
+def _chosen(recipe: Recipe, labels: Iterable[str] | None) -> list[Entry]:
+    if labels is None:
+        return list(recipe.entries)
+    by_name = {entry.label.lower(): entry for entry in recipe.entries}
+    chosen: dict[str, Entry] = {}
+    for label in labels:
+        if label.lower() not in by_name:
+            known = ", ".join(entry.label for entry in recipe.entries)
+            raise UserError(f"{recipe.name} has no method {label!r}: choose from {known}.")
+        chosen[label.lower()] = by_name[label.lower()]
+    return list(chosen.values())
+
+
+def _hyper_keys(recipe: Recipe, entry: Entry) -> set[str]:
+    """Return the hyperparameters of an entry; where nothing is trained, they are those that the recipe names."""
+    return set(entry.hyper) if recipe.compute is not None else set(METHODS[entry.method].defaults)
+
+
+def _check_keys(recipe: Recipe, entries: Sequence[Entry], changes: Mapping[str, Any]) -> None:
+    """Refuse a key that neither the task nor any of the methods has."""
+    hyper = set().union(*(_hyper_keys(recipe, entry) for entry in entries)) if entries else set()
+    known = {"epochs", *recipe.defaults, *hyper}
+    for key in changes:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise UserError(f"{recipe.name} has no setting {key!r}: {hint}It has {', '.join(sorted(known))}.")
+
+
+def _options(recipe: Recipe, size: Scale, entry: Entry, changes: Mapping[str, Any]) -> dict[str, Any]:
+    own = {key: value for key, value in changes.items() if key in recipe.defaults}
+    # Options are read from strings like hyperparameters: by the type of their defaults.
+    return complete(_as_method(recipe.name, recipe.defaults), {**size.options, **entry.options, **own})
+
+
+def _hyper(recipe: Recipe, size: Scale, entry: Entry, changes: Mapping[str, Any]) -> dict[str, Any]:
+    own = {key: value for key, value in changes.items() if key in _hyper_keys(recipe, entry)}
+    method = _as_method(recipe.name, entry.hyper) if recipe.compute is not None else METHODS[entry.method]
+    return complete(method, {**entry.hyper, **size.hyper.get(entry.label, {}), **own})
+
+
+def _as_method(name: str, defaults: Mapping[str, Any]) -> Method:
+    def refuse(*_: Any) -> Any:
+        raise AssertionError(f"{name} has settings but trains nothing")
+
+    return Method(name, "", refuse, defaults)
+
+
+def _epochs(value: Any) -> int:
+    try:
+        epochs = int(value)
+    except (TypeError, ValueError):
+        epochs = 0
+    if epochs < 1 or str(value).strip() != str(epochs):
+        raise UserError(f"epochs was {value!r}: it must be a whole number from 1 on.")
+    return epochs

@@ -1,0 +1,72 @@
+"""APO-Precond beside today's rivals. These recipes are not in the paper.
+
+EKFAC, SOAP, PSGD with Kronecker factors, Muon, Schedule-Free and Prodigy on three of the paper's tasks, with the
+paper's length and seeds; their grids are ours: five rates around each package's own default.
+
+Scales: as for the recipes that the tasks are from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from apo_experiments.methods import METHODS
+from apo_experiments.recipe import Entry, Recipe
+from apo_experiments.recipes import autoencoder, classification, uci
+from apo_experiments.recipes.smoke import smoke_hyper
+
+__all__ = ["RECIPES"]
+
+_RIVALS = {
+    "EKFAC": "ekfac",
+    "SOAP": "soap",
+    "PSGD-Kron": "psgd-kron",
+    "Muon": "muon",
+    "Schedule-Free-SGD": "schedule-free-sgd",
+    "Schedule-Free-AdamW": "schedule-free-adamw",
+    "Prodigy": "prodigy",
+}
+
+
+def _entries(recipe: Recipe, schedule: str) -> tuple[Entry, ...]:
+    """Return the rivals, with the recipe's weight decay, and its APO-Precond."""
+    ours = next(entry for entry in recipe.entries if entry.label == "APO-Precond")
+    decay = {key: value for key, value in ours.hyper.items() if key == "weight_decay"}
+    found = []
+    for label, method in _RIVALS.items():
+        lr = METHODS[method].defaults["lr"]
+        # Schedule-Free is meant for a fixed rate.
+        own = decay | {"lr": lr, "schedule": "fixed" if label.startswith("Schedule-Free") else schedule}
+        found.append(Entry(label, method, own, {"lr": tuple(lr * factor for factor in (10, 3, 1, 0.3, 0.1))}))
+    return (*found, replace(ours, paper=None))
+
+
+def _recipe(name: str, recipe: Recipe, schedule: str = "fixed") -> Recipe:
+    entries = _entries(recipe, schedule)
+    scales = {
+        size: replace(
+            scale,
+            minutes=2 * scale.minutes,
+            hyper=smoke_hyper(entries) if size == "smoke" else scale.hyper,
+        )
+        for size, scale in recipe.scales.items()
+    }
+    return replace(
+        recipe,
+        name=f"rivals-{name}",
+        title=f"{recipe.title}: today's rivals",
+        paper="not in the paper",
+        scales=scales,
+        entries=entries,
+        notes="Today's rivals on a task of the paper; the paper makes no claim about them.",
+    )
+
+
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        _recipe("parkinsons", uci.RECIPES["uci-parkinsons"]),
+        _recipe("autoencoder", autoencoder.RECIPES["mnist-autoencoder"]),
+        _recipe("lenet", classification.RECIPES["cifar10-lenet"], "step"),
+    )
+}
