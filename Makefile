@@ -7,12 +7,12 @@ BIN := $(VENV)/bin
 # Benchmarks need more packages than the tests do, so they have a stamp of their own.
 READY := $(VENV)/.ready
 BENCH_READY := $(VENV)/.ready-bench
-CODE := $(wildcard src tests examples benchmarks)
+CODE := $(wildcard src tests examples benchmarks docs)
 BENCH_JSON ?= runs/overhead.json
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup test fast lint format demo bench clean
+.PHONY: help setup test fast lint format demo bench docs clean
 # Targets share one environment and one terminal: run them one after the other even under `make -j`.
 .NOTPARALLEL:
 
@@ -23,6 +23,7 @@ help:
 	@echo "make lint    format check, lint and types without tests"
 	@echo "make format  rewrite the files in the project's format"
 	@echo "make bench   measure overhead, write $(BENCH_JSON)"
+	@echo "make docs    build the documentation's site into site/"
 	@echo "make clean   remove the environment, caches and build products"
 
 setup: $(READY)
@@ -74,6 +75,12 @@ bench: $(BENCH_READY)
 	@echo "==> benchmarks/overhead.py, results in $(BENCH_JSON)"
 	@mkdir -p $(dir $(BENCH_JSON))
 	@$(BIN)/python benchmarks/overhead.py --json $(BENCH_JSON)
+
+# The variable silences an advertisement of the theme, which would read like a warning.
+docs: $(READY)
+	@echo "==> the documentation, in site/"
+	@NO_MKDOCS_2_WARNING=1 PYTHONPATH=src $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "open site/index.html, or serve the folder: $(BIN)/python -m http.server --directory site"
 
 clean:
 	@echo "==> removing $(VENV), caches and build products"

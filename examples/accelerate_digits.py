@@ -1,4 +1,6 @@
-"""An Accelerate script that learns its own learning rate: one line is new. Needs `pip install apo-optim[accelerate,demo]`.
+"""An Accelerate script that learns its own learning rate: one line is new.
+
+Needs `pip install apo-optim[accelerate,demo]`.
 
 python examples/accelerate_digits.py
 """
@@ -10,8 +12,9 @@ import argparse
 import torch
 from accelerate import Accelerator
 from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import apo
 from apo.integrations import accelerate as apo_accelerate
@@ -24,9 +27,11 @@ def network() -> nn.Module:
 def loader(split: str) -> DataLoader:
     inputs, labels = load_digits(return_X_y=True)
     digits = TensorDataset(torch.tensor(inputs / 16, dtype=torch.float32), torch.tensor(labels))
-    part = range(1347) if split == "train" else range(1347, len(digits))
+    train, test = train_test_split(range(len(digits)), test_size=0.25, stratify=labels, random_state=0)
     order = torch.Generator().manual_seed(0)
-    return DataLoader(torch.utils.data.Subset(digits, part), batch_size=32, shuffle=split == "train", generator=order)
+    if split == "test":
+        return DataLoader(Subset(digits, test), batch_size=len(test))
+    return DataLoader(Subset(digits, train), batch_size=32, shuffle=True, generator=order)
 
 
 def train(model: nn.Module, epochs: int, accumulate: int = 1) -> apo.Tuner:
@@ -48,7 +53,7 @@ def main(epochs: int = 20) -> float:
     torch.manual_seed(0)
     model = network()
     rates = train(model, epochs).history.column("lr/0")
-    x, y = next(iter(DataLoader(loader("test").dataset, batch_size=450)))
+    ((x, y),) = loader("test")
     with torch.no_grad():
         accuracy = (model(x).argmax(1) == y).float().mean().item()
     print(f"test accuracy {accuracy:.1%}, learned rate {rates[-1]:.2g}")

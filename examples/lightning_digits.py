@@ -1,4 +1,6 @@
-"""Lightning learns its own learning rate: one callback is new. Needs `pip install apo-optim[lightning,demo]`.
+"""Lightning learns its own learning rate: one callback is new.
+
+Needs `pip install apo-optim[lightning,demo]`.
 
 python examples/lightning_digits.py
 """
@@ -12,8 +14,9 @@ import warnings
 import lightning.pytorch as pl
 import torch
 from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from apo.integrations.lightning import APOCallback
 
@@ -40,9 +43,11 @@ class Digits(pl.LightningModule):
 def loader(split: str) -> DataLoader:
     inputs, labels = load_digits(return_X_y=True)
     digits = TensorDataset(torch.tensor(inputs / 16, dtype=torch.float32), torch.tensor(labels))
-    part = range(1347) if split == "train" else range(1347, len(digits))
+    train, test = train_test_split(range(len(digits)), test_size=0.25, stratify=labels, random_state=0)
     order = torch.Generator().manual_seed(0)
-    return DataLoader(torch.utils.data.Subset(digits, part), batch_size=32, shuffle=split == "train", generator=order)
+    if split == "test":
+        return DataLoader(Subset(digits, test), batch_size=len(test))
+    return DataLoader(Subset(digits, train), batch_size=32, shuffle=True, generator=order)
 
 
 def train(module: Digits, epochs: int, **options) -> APOCallback:
@@ -59,7 +64,7 @@ def main(epochs: int = 20) -> float:
     pl.seed_everything(0, verbose=False)
     module = Digits()
     rates = train(module, epochs).tuner.history.column("lr/0")
-    x, y = next(iter(DataLoader(loader("test").dataset, batch_size=450)))
+    ((x, y),) = loader("test")
     with torch.no_grad():
         accuracy = (module(x).argmax(1) == y).float().mean().item()
     print(f"test accuracy {accuracy:.1%}, learned rate {rates[-1]:.2g}")

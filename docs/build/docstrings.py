@@ -20,6 +20,8 @@ MATH_ROLE = re.compile(r":math:`([^`]+)`")
 MATH_BLOCK = re.compile(
     r"^(?P<indent> *)\.\. math::(?P<first>.*)\n(?P<rest>(?:(?P=indent) +\S.*(?:\n|\Z))*)", re.MULTILINE
 )
+# The indented text that follows is code in Markdown too.
+LITERAL = re.compile(r"(?<=\w)::$", re.MULTILINE)
 # Griffe knows the plural alone.
 EXAMPLE = re.compile(r"^( *)Example:$", re.MULTILINE)
 REFERENCE = re.compile(r":(?:class|func|meth|mod|attr|data|exc):`(?P<short>~?)(?P<name>[\w.]+)`")
@@ -52,6 +54,7 @@ def to_markdown(text: str, scope: griffe.Object) -> str:
     text = EXAMPLE.sub(r"\1Examples:", text)
     text = MATH_BLOCK.sub(_math_block, text)
     text = MATH_ROLE.sub(lambda match: "$" + " ".join(match[1].split()) + "$", text)
+    text = LITERAL.sub(":", text)
     return REFERENCE.sub(lambda match: _reference(match, scope), text)
 
 
@@ -103,4 +106,7 @@ def _follow(item: griffe.Object | griffe.Alias, names: list[str]) -> str | None:
         if name not in item.all_members:
             return None
         item = item.all_members[name]
+    if item.is_module and item.parent is not None and item.name in (item.parent.exports or ()):
+        # `apo.attach` is a function that hides the module which defines it.
+        item = item.members.get(item.name, item)
     return item.canonical_path

@@ -18,8 +18,8 @@ log = logging.getLogger("mkdocs.hooks.mathematics")
 
 # What pymdownx.arithmatex makes of $x$ and $$x$$ in its generic mode.
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](?P<latex>.*?)\\[)\]]</\1>', re.DOTALL)
-# The converter hands on what it does not know as an identifier with a backslash.
-UNKNOWN = re.compile(r"<m\w+>(\\[^<]+)</m")
+# The converter hands on what it does not know as it is, with its backslash.
+UNKNOWN = re.compile(r">([^<]*\\[^<]*)<")
 
 
 def on_page_content(content: str, page, **_) -> str:
@@ -49,11 +49,13 @@ def to_mathml(latex: str, display: str) -> str:
     Raises:
         ValueError: If the formula contains an unknown command.
     """
-    latex = re.sub(r"\\arg\b", r"\\operatorname{arg}", latex.strip())
+    # TeX leaves a thin space between a function and an argument without parentheses.
+    latex = re.sub(r"\\(log|exp)(?![A-Za-z])(?=\s*[\\A-Za-z])", r"\\\1\\,", latex.strip())
+    latex = re.sub(r"\\arg\b", r"\\operatorname{arg}\\,", latex)
     if "&" in latex and r"\begin" not in latex:
         latex = rf"\begin{{aligned}}{latex}\end{{aligned}}"
-    mathml = convert(latex, display=display)
+    mathml = convert(latex, display=display).replace(r"\_", "_")
     unknown = UNKNOWN.search(mathml)
     if unknown:
-        raise ValueError(f"unknown command {unknown[1]}")
+        raise ValueError(f"unknown command in {unknown[1]}")
     return mathml

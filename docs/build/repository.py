@@ -70,7 +70,7 @@ def _recipes() -> str:
 
     rows = [["Recipe", "Repeats", *SCALES, "Data", "What it shows"], ["---", "---", "--:", "--:", "--:", "---", "---"]]
     for recipe in RECIPES.values():
-        minutes = [f"{recipe.scales[name].minutes:.2g}" if name in recipe.scales else "" for name in SCALES]
+        minutes = [f"{recipe.scales[name].minutes:g}" if name in recipe.scales else "" for name in SCALES]
         rows.append([f"`{recipe.name}`", recipe.paper, *minutes, ", ".join(recipe.data) or "none", recipe.title])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 

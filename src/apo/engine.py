@@ -26,12 +26,16 @@ from apo.errors import MissingBatchError, NonFiniteError
 from apo.fsd_batches import FSDBatches
 from apo.isolation import RandomState, undisturbed
 from apo.objective import ProximalObjective, weight_decay_value
+from apo.processes import Processes
 from apo.records import MetaStep
 from apo.replay import Recording
 from apo.rules.base import Rule
 from apo.vectors import advance_, assign_, norm, wide
 
 __all__ = ["Engine"]
+
+#: Largest relative difference of phi between processes, which on equal machines is zero.
+_DRIFT = 1e-5
 
 
 @dataclass(frozen=True)
@@ -110,13 +114,14 @@ class Engine:
         origin = [theta[p] for p in parameters]
         assign_(parameters, origin)
         around = self._surroundings(parameters, origin, recordings)
+        processes = Processes.of(self.model, parameters)
+        rule.agree = processes.agree
         if step == 0:
             rule.first_look(proposal, lambda displacement: self._look(displacement, around).gradient)
         ahead = self._look(proposal.displacement(), around)
         gradients = proposal.pull_back(ahead.gradient)
-        loss, look_ahead_loss, fsd, wsd, meta_gradient_norm = _to_floats(
-            _training_loss(recordings), ahead.loss, ahead.fsd, ahead.wsd, norm(gradients)
-        )
+        terms = (_training_loss(recordings), ahead.loss, ahead.fsd, ahead.wsd, norm(gradients))
+        loss, look_ahead_loss, fsd, wsd, meta_gradient_norm = self._agree_on_terms(step, terms, processes)
         _check_loss(step, loss)
         objective = look_ahead_loss + self.objective.fsd_weight * fsd + self.objective.wsd_weight * wsd
         updated = math.isfinite(meta_gradient_norm)
@@ -137,6 +142,21 @@ class Engine:
             updated,
             rule.summary(),
         )
+
+    def _agree_on_terms(self, step: int, terms: Sequence[Tensor], processes: Processes) -> list[float]:
+        """Bring the terms of Q and the norm of the meta-gradient to the host, averaged over all processes.
+
+        Where every process has the same phi, that is checked on the way.
+        """
+        if not processes.groups:
+            return _to_floats(*terms)
+        split = self.rule.split
+        fingerprint = terms[-1].new_zeros(()) if split else norm(self.rule.phi())
+        rows = processes.gather(_stack(*terms, fingerprint)).tolist()
+        *columns, norms, fingerprints = zip(*rows, strict=True)
+        _check_same_phi(step, fingerprints)
+        means = [sum(column) / len(column) for column in columns]
+        return [*means, math.sqrt(sum(n * n for n in norms)) if split else sum(norms) / len(norms)]
 
     def _surroundings(
         self, parameters: list[Tensor], origin: list[Tensor], recordings: Sequence[Recording]
@@ -251,8 +271,21 @@ def _check_loss(step: int, loss: float) -> None:
         )
 
 
+def _check_same_phi(step: int, fingerprints: Sequence[float]) -> None:
+    spread = max(fingerprints) - min(fingerprints)
+    if spread > _DRIFT * max(abs(value) for value in fingerprints):
+        raise RuntimeError(
+            f"the meta-parameters differ between the processes at step {step} (norms {sorted(set(fingerprints))}): "
+            "give all of them the same options and the same checkpoint"
+        )
+
+
 def _to_floats(*tensors: Tensor) -> list[float]:
     """Bring several 0-dimensional tensors to the host, waiting for the device once."""
+    return _stack(*tensors).tolist()
+
+
+def _stack(*tensors: Tensor) -> Tensor:
     # In double where one of them is: not every device has it.
     dtype = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
-    return torch.stack([tensor.detach().to(tensors[0].device, dtype) for tensor in tensors]).tolist()
+    return torch.stack([tensor.detach().to(tensors[0].device, dtype) for tensor in tensors])

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from apo.discrepancy import CategoricalKL, Discrepancy, for_loss
+from apo.processes import whole
 from apo.replay import Recording
 from apo.vectors import wide
 
@@ -116,7 +117,7 @@ def _discrepancy(choice: Discrepancy | str, criterion: Callable | None) -> Discr
 def weight_decay_value(parameters: list[Tensor], coefficients: list[float]) -> Tensor | float:
     """Return the sum of ``coefficient / 2 * ||parameter||^2``: coupled decay as a part of the loss."""
     terms = [
-        0.5 * decay * torch.sum(wide(parameter.detach()) ** 2)
+        0.5 * decay * whole(torch.sum(wide(parameter.detach()) ** 2))
         for parameter, decay in zip(parameters, coefficients, strict=True)
         if decay
     ]

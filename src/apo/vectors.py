@@ -3,7 +3,7 @@
 A point in weight space is a list of tensors, one per parameter, in a fixed order. Results of reductions are
 0-dimensional tensors on the device of the data, so that nothing here waits for an accelerator. Tensors of 16 bits
 are widened to float32 before they are reduced or subtracted. The ``foreach`` operations are those that torch's own
-optimizers are made of.
+optimizers are made of. A part may be a DTensor: it is moved shard by shard and reduced over all shards.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from apo.processes import is_sharded, summed_over_shards
 
 __all__ = ["advance_", "assign_", "clones", "differences", "dot", "dots", "norm", "wide"]
 
@@ -32,14 +34,14 @@ def clones(tensors: Vector) -> list[Tensor]:
 def assign_(target: Vector, source: Vector) -> None:
     """Write ``source`` into ``target`` in place."""
     if target:
-        torch._foreach_copy_(list(target), list(source))  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_copy_(_local(target), _local(source))  # pyright: ignore[reportPrivateImportUsage]
 
 
 @torch.no_grad()
 def advance_(target: Vector, direction: Vector, rate: float) -> None:
     """Add ``rate * direction`` to ``target`` in place, rounding once."""
     if target:
-        torch._foreach_add_(list(target), list(direction), alpha=rate)  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_add_(_local(target), _local(direction), alpha=rate)  # pyright: ignore[reportPrivateImportUsage]
 
 
 @torch.no_grad()
@@ -57,9 +59,9 @@ def dots(left: Vector, right: Vector) -> Tensor:
     """Return the inner products of the parts of two vectors, shape ``[parts]``."""
     if not left:
         return torch.zeros(0)
-    return torch.stack(
-        [torch.dot(wide(one).reshape(-1), wide(other).reshape(-1)) for one, other in zip(left, right, strict=True)]
-    )
+    pairs = zip(_local(left), _local(right), strict=True)
+    values = torch.stack([torch.dot(wide(one).reshape(-1), wide(other).reshape(-1)) for one, other in pairs])
+    return summed_over_shards(values, list(left)) if _any_sharded(left) else values
 
 
 def dot(left: Vector, right: Vector) -> Tensor:
@@ -71,4 +73,15 @@ def norm(tensors: Vector) -> Tensor:
     """Return the Euclidean norm of a vector as a 0-dimensional tensor."""
     if not tensors:
         return torch.zeros(())
+    if _any_sharded(tensors):
+        return dot(tensors, tensors).sqrt()
     return torch.linalg.vector_norm(torch.stack(list(torch._foreach_norm([wide(t) for t in tensors]))))  # pyright: ignore[reportPrivateImportUsage]
+
+
+def _any_sharded(tensors: Vector) -> bool:
+    return any(is_sharded(tensor) for tensor in tensors)
+
+
+def _local(tensors: Vector) -> list[Tensor]:
+    """Return the memory that this process holds of each tensor, to be read or written in place."""
+    return [tensor.detach().to_local() if is_sharded(tensor) else tensor for tensor in tensors]  # type: ignore[attr-defined]

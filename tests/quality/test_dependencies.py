@@ -19,6 +19,7 @@ import pytest
 LAYERS = {
     "errors": 0,
     "_version": 0,
+    "processes": 0,
     "vectors": 1,
     "hooks": 1,
     "records": 1,

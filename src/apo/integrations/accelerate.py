@@ -15,6 +15,7 @@ from apo.attach import Attached
 from apo.attach import attach as attach_to_optimizer
 from apo.records import MetaStep
 from apo.rules.base import Rule
+from apo.rules.schedule import is_scheduled, note_scheduler
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -54,12 +55,14 @@ def attach(
         >>> import torch
         >>> from types import SimpleNamespace
         >>> model = torch.nn.Linear(4, 3)
-        >>> prepared = SimpleNamespace(optimizer=torch.optim.AdamW(model.parameters()))  # stands for Accelerate's
+        >>> prepared = torch.optim.AdamW(model.parameters())  # stands for what Accelerate makes of it
         >>> tuner = attach(SimpleNamespace(scaler=None), prepared, model, torch.nn.CrossEntropyLoss())
-        >>> tuner.optimizer is prepared.optimizer
+        >>> tuner.optimizer is prepared
         True
     """
     own = getattr(optimizer, "optimizer", optimizer)  # inside the wrapper, whose steps need not be steps
+    if own is not optimizer and is_scheduled(optimizer):
+        note_scheduler(own)
     options = {"scaler": accelerator.scaler} | options
     tuner = attach_to_optimizer(own if rule is None else rule(own), model, criterion, **options)
     if log:

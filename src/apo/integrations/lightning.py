@@ -1,7 +1,7 @@
 """Lightning with automatic optimization: one callback, or one line in ``configure_optimizers``.
 
-The callback, for a module that stays as it is, ``Trainer(callbacks=[APOCallback()])``; or the one line, which is the one
-of any other loop, with the framework's loggers as listeners::
+The callback, ``Trainer(callbacks=[APOCallback()])``, is for a module that stays as it is. The one line is that of any
+other loop, and the trainer's loggers can listen::
 
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters())
@@ -27,7 +27,7 @@ from apo.rules.base import Rule
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
-__all__ = ["APOCallback", "CallbackHooks", "log_to"]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = ["APOCallback", "CallbackHooks", "log_to"]  # noqa: F822  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def log_to(module: LightningModule, prefix: str = "apo") -> Callable[[MetaStep], None]:
@@ -96,6 +96,11 @@ class CallbackHooks:
                 f"configure_optimizers must return one optimizer for APOCallback, got {len(trainer.optimizers)}: "
                 "leave the callback out and call apo.attach for each of them in configure_optimizers"
             )
+        if isinstance(trainer.strategy.model, nn.parallel.DistributedDataParallel):
+            raise ValueError(
+                f"strategy must not be DDP for APOCallback, got {type(trainer.strategy).__name__}: the repeated "
+                "passes would go past its reduction of gradients; train on one device, or in a loop of your own with apo.attach"
+            )
         self._detach()  # a fit that was broken off leaves its tuner behind
         optimizer = trainer.optimizers[0]
         criterion = None if self._criterion is None else _submodule(pl_module, "criterion", self._criterion)
@@ -124,8 +129,8 @@ def _submodule(module: nn.Module, argument: str, name: str) -> nn.Module:
         return module.get_submodule(name)
     except AttributeError:
         raise ValueError(
-            f"{argument} must name a submodule of {type(module).__name__}, got {name!r}: a function of the loss is made "
-            "one by apo.criterion, and criterion=None is for a network that returns its loss"
+            f"{argument} must name a submodule of {type(module).__name__}, got {name!r}: apo.criterion makes a loss "
+            "function one, and criterion=None is for a network that returns its loss"
         ) from None
 
 

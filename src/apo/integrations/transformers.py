@@ -1,8 +1,8 @@
 """Hugging Face Trainer: one line between ``Trainer(...)`` and ``trainer.train()``.
 
-For an optimizer of one's own, ``apo.attach(optimizer, model)`` before ``Trainer(..., optimizers=(optimizer, None))`` does
-the same without the logging. (A ``TrainerCallback`` would come too late: it first sees the optimizer after a checkpoint
-has been loaded into it.)
+For an optimizer of one's own, ``apo.attach(optimizer, model)`` before ``Trainer(..., optimizers=(optimizer, None))``
+does the same without the logging. (A ``TrainerCallback`` would come too late: it first sees the optimizer after a
+checkpoint has been loaded into it.)
 """
 
 from __future__ import annotations
@@ -44,21 +44,22 @@ def attach(
         The tuner; ``detach()`` takes everything off again.
 
     Raises:
-        ValueError: The Trainer shards its network with FSDP and so makes its optimizer only when training starts.
+        ValueError: The Trainer will wrap its network for several processes when training starts.
 
     Example:
         >>> import torch
         >>> from types import SimpleNamespace
         >>> model = torch.nn.Linear(4, 3)  # stands for a Hugging Face model, and the next line for transformers.Trainer
         >>> trainer = SimpleNamespace(model=model, is_fsdp_enabled=False, accelerator=None, compute_loss_func=None)
+        >>> trainer.args = SimpleNamespace(world_size=1)
         >>> trainer.create_optimizer = lambda: torch.optim.AdamW(model.parameters())
         >>> attach(trainer, interval=5).interval
         5
     """
-    if trainer.is_fsdp_enabled:
+    if trainer.is_fsdp_enabled or trainer.args.world_size > 1:
         raise ValueError(
-            "trainer must not use FSDP, which makes the optimizer only when training starts: override its "
-            "create_optimizer and call apo.attach(optimizer, model) there"
+            f"trainer must run in one process without FSDP, got {trainer.args.world_size} processes, for which it "
+            "wraps the network only when training starts: use apo.integrations.accelerate in a loop of your own"
         )
     optimizer = trainer.create_optimizer()
     if trainer.compute_loss_func is not None and not isinstance(trainer.compute_loss_func, nn.Module):

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from apo.processes import whole
+
 from .checkpoint import check_factors, load_factors, load_momentum
 from .direction import BlockInput, block_inputs, clipped, preconditioned
-from .layers import plan_layers, trainable_parameters
+from .layers import Layer, plan_layers, trainable_parameters
 from .options import check_clip, check_group, check_warmup
+from .ownership import Ownership, sharing_group
 
 __all__ = ["Preconditioner"]
 
@@ -44,6 +47,7 @@ class Preconditioner(Optimizer, ABC):
 
     Attributes:
         layers: The plan: names, parameters, views and blocks.
+        ownership: Which process keeps which block; this one all of them, unless they are distributed.
         clip: The largest norm of an update, or ``None``.
         warmup: The optimizer that moves the weights at first, or ``None``.
         warmup_steps: For how many steps it does.
@@ -62,7 +66,7 @@ class Preconditioner(Optimizer, ABC):
     """
 
     _OWN = (
-        "layers", "clip", "warmup", "warmup_steps", "deferred", "guarded",
+        "layers", "ownership", "clip", "warmup", "warmup_steps", "deferred", "guarded",
         "_steps", "_handed_over", "_lookahead", "_built",
     )  # fmt: skip
 
@@ -81,6 +85,7 @@ class Preconditioner(Optimizer, ABC):
         max_dim: int = 8192,
         warmup: Optimizer | None = None,
         warmup_steps: int = 0,
+        distribute: bool | None = None,
     ) -> None:
         if not isinstance(model, (nn.Module, Tensor)):
             model = list(model)
@@ -95,6 +100,7 @@ class Preconditioner(Optimizer, ABC):
         self._built = False
         super().__init__(trainable_parameters(model) if params is None else params, defaults)
         self.layers = plan_layers(model, self.structure, conv=conv, max_dim=max_dim, params=self._parameters())
+        self.ownership = Ownership(self.layers, sharing_group(model, self._parameters(), distribute))
         check_warmup(warmup, warmup_steps, [p for layer in self.layers for p in layer.params])
         self.clip = clip
         self.warmup = warmup
@@ -114,8 +120,8 @@ class Preconditioner(Optimizer, ABC):
     # --- what a rule reads ---
 
     def factors(self) -> list[Tensor]:
-        """Return all meta-parameters: the factors of every block, in an order that never changes."""
-        return [factor for layer in self.layers for factor in layer.block.factors.values()]
+        """Return all meta-parameters: the factors of every block kept here, in an order that never changes."""
+        return [factor for layer in self._own_layers() for factor in layer.block.factors.values()]
 
     def moved(self) -> list[Tensor]:
         """Return the parameters that have a gradient now, in the order of the param groups.
@@ -140,13 +146,8 @@ class Preconditioner(Optimizer, ABC):
         g includes coupled weight decay. Neither ``scale``, momentum, clip, schedule nor warm-up take part.
         """
         moved = self.moved()
-        # A gathered gradient may share memory with .grad, which a backward pass at the look-ahead overwrites.
-        inputs = [
-            BlockInput(layer, gradient.clone(), rates)
-            for layer, gradient, rates in block_inputs(self.layers, self._groups())
-        ]
-        self._lookahead = (moved, inputs)
-        directions = preconditioned(inputs)
+        self._lookahead = (moved, [])
+        directions = preconditioned(self._remembered_inputs(), self.ownership)
         return [-directions[p] for p in moved]
 
     @torch.no_grad()
@@ -169,14 +170,19 @@ class Preconditioner(Optimizer, ABC):
         if len(cotangents) != len(moved):
             raise ValueError(f"cotangents has {len(cotangents)} entries: pass {len(moved)}, as displacement() gave.")
         given = dict(zip(moved, cotangents, strict=True))
+        mine = {item.layer.name: item for item in inputs}
         found: dict[str, dict[str, Tensor]] = {}
-        for layer, gradient, rates in inputs:
-            # A parameter without gradient does not move, so nothing depends on what P says about it.
-            parts = [-rate * given[p] if p in given else None for p, rate in zip(layer.params, rates, strict=True)]
-            found[layer.name] = layer.block.pull_back(gradient, layer.view.gather(parts))
+        for layer in self.layers:
+            # A parameter without gradient does not move, so nothing depends on what P says about it. All processes
+            # put the shards of a cotangent together, for the one of them that needs it.
+            parts = [whole(given[p]) if p in given else None for p in layer.params]
+            if layer.name in mine:
+                _, gradient, rates = mine[layer.name]
+                scaled = [None if c is None else -rate * c for c, rate in zip(parts, rates, strict=True)]
+                found[layer.name] = layer.block.pull_back(gradient, layer.view.gather(scaled))
         return [
             found[layer.name][key] if layer.name in found else torch.zeros_like(factor)
-            for layer in self.layers
+            for layer in self._own_layers()
             for key, factor in layer.block.factors.items()
         ]
 
@@ -262,25 +268,38 @@ class Preconditioner(Optimizer, ABC):
             name: The layer's name, as in ``self.layers``.
 
         Raises:
-            ValueError: If there is no such layer.
+            ValueError: If there is no such layer, or another process keeps its block.
         """
         groups = self._groups()
-        for layer in self.layers:
+        for layer in self._own_layers():
             if layer.name == name:
                 dtype = next(iter(layer.block.factors.values())).dtype
-                steps = [torch.full_like(p, groups[p]["initial_step"], dtype=dtype) for p in layer.params]
+                steps = [
+                    torch.full(p.shape, groups[p]["initial_step"], dtype=dtype, device=p.device) for p in layer.params
+                ]
                 root = layer.view.gather(steps).reshape(-1).sqrt()
                 return root.unsqueeze(1) * layer.block.to_dense() * root
-        known = ", ".join(layer.name for layer in self.layers)
-        raise ValueError(f"name is {name!r}, which is no layer of this optimizer: pass one of {known}.")
+        known = ", ".join(layer.name for layer in self._own_layers())
+        raise ValueError(
+            f"name is {name!r}, which is no layer of this optimizer (in this process): pass one of {known}."
+        )
 
     def to_dense(self) -> dict[str, Tensor]:
-        """Return P layer by layer, as :meth:`dense_preconditioner` does; for small models."""
-        return {layer.name: self.dense_preconditioner(layer.name) for layer in self.layers}
+        """Return P layer by layer, as :meth:`dense_preconditioner` does; for small models, and blocks kept here."""
+        return {layer.name: self.dense_preconditioner(layer.name) for layer in self._own_layers()}
 
     def summary(self) -> dict[str, Tensor]:
-        """Return the mean eigenvalue of each layer's learned matrix, 1 at the start (device tensors)."""
-        return {layer.name: layer.block.summary()["mean_eigenvalue"] for layer in self.layers}
+        """Return the mean eigenvalue of each layer's learned matrix, 1 at the start (device tensors).
+
+        Where blocks are distributed, all processes have to ask at once.
+        """
+        if self.ownership.size == 1:
+            return {layer.name: layer.block.summary()["mean_eigenvalue"] for layer in self.layers}
+        values = torch.zeros(len(self.layers), device=self._parameters()[0].device)
+        for index, layer in enumerate(self.layers):
+            if self.ownership.is_mine(layer):
+                values[index] = layer.block.summary()["mean_eigenvalue"]
+        return dict(zip((layer.name for layer in self.layers), self.ownership.share(values), strict=True))
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that training changes, as torch's optimizers do, and the factors by layer.
@@ -291,7 +310,7 @@ class Preconditioner(Optimizer, ABC):
         return {
             **super().state_dict(),
             "preconditioner": {
-                "factors": {layer.name: dict(layer.block.factors) for layer in self.layers},
+                "factors": {layer.name: dict(layer.block.factors) for layer in self._own_layers()},
                 "steps": self._steps,
                 "handed_over": self._handed_over,
                 "warmup": None if self.warmup is None else self.warmup.state_dict(),
@@ -314,12 +333,12 @@ class Preconditioner(Optimizer, ABC):
         own = state_dict.get("preconditioner")
         if own is None:
             raise ValueError(f"state_dict is not that of a {type(self).__name__}: it has no entry 'preconditioner'.")
-        check_factors(self.layers, own["factors"])
+        check_factors(self.layers, own["factors"], self.ownership)
         if (self.warmup is None) != (own["warmup"] is None):
             raise ValueError("state_dict and optimizer differ in warmup: build the optimizer as when it was saved.")
         super().load_state_dict(state_dict)
         load_momentum(self, state_dict)
-        load_factors(self.layers, own["factors"])
+        load_factors(self._own_layers(), own["factors"])
         self._steps = own["steps"]
         self._handed_over = own["handed_over"]
         self._lookahead = None
@@ -335,13 +354,26 @@ class Preconditioner(Optimizer, ABC):
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
 
+    def _own_layers(self) -> list[Layer]:
+        return [layer for layer in self.layers if self.ownership.is_mine(layer)]
+
+    def _remembered_inputs(self) -> Iterator[BlockInput]:
+        """Yield the inputs of all blocks and keep those that :meth:`pull_back` will need here."""
+        assert self._lookahead is not None
+        for layer, gradient, rates in block_inputs(self.layers, self._groups()):
+            # A gathered gradient may share memory with .grad, which a backward pass at the look-ahead overwrites.
+            item = BlockInput(layer, gradient.clone(), rates)
+            if self.ownership.is_mine(layer):
+                self._lookahead[1].append(item)
+            yield item
+
     def _groups(self) -> dict[Tensor, dict[str, Any]]:
         return {p: group for group in self.param_groups for p in group["params"]}
 
     def _move(self) -> None:
         groups = self._groups()
         moved = self.moved()
-        directions = preconditioned(block_inputs(self.layers, groups))
+        directions = preconditioned(block_inputs(self.layers, groups), self.ownership)
         updates = [self._update(p, directions[p], groups[p]) for p in moved]
         if self.clip is not None:
             updates = clipped(updates, self.clip)

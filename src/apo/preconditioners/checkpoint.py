@@ -10,22 +10,26 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .layers import Layer
+from .ownership import Ownership
 
 __all__ = ["check_factors", "load_factors", "load_momentum"]
 
 Factors = Mapping[str, Mapping[str, Tensor]]
 
 
-def check_factors(layers: Sequence[Layer], saved: Factors) -> None:
-    """Raise a ValueError unless ``saved`` has exactly the factors of ``layers``, in their shapes."""
+def check_factors(layers: Sequence[Layer], saved: Factors, ownership: Ownership) -> None:
+    """Raise a ValueError unless ``saved`` has the factors of ``layers`` (those kept here at least), in their shapes."""
     names = [layer.name for layer in layers]
-    for name in [*names, *saved]:
+    needed = [layer.name for layer in layers if ownership.is_mine(layer)]
+    for name in [*needed, *saved]:
         if name not in saved or name not in names:
             where = "the optimizer" if name in names else "state_dict"
             raise ValueError(
                 f"layer {name!r} is in {where} alone: load into a preconditioner built as the saved one was."
             )
     for layer in layers:
+        if layer.name not in saved:
+            continue
         shapes = {key: tuple(factor.shape) for key, factor in layer.block.factors.items()}
         found = {key: tuple(factor.shape) for key, factor in saved[layer.name].items()}
         if shapes != found:
@@ -38,6 +42,8 @@ def check_factors(layers: Sequence[Layer], saved: Factors) -> None:
 def load_factors(layers: Sequence[Layer], saved: Factors) -> None:
     """Copy saved factors into those of ``layers``."""
     for layer in layers:
+        if layer.name not in saved:
+            continue  # another process keeps it
         for key, factor in layer.block.factors.items():
             factor.copy_(saved[layer.name][key])
 

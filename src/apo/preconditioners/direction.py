@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from apo.processes import shard_like, whole
+
 from .layers import Layer
+from .ownership import Ownership
 
 __all__ = ["BlockInput", "block_inputs", "clipped", "preconditioned"]
 
@@ -47,21 +51,40 @@ def block_inputs(layers: Sequence[Layer], groups: Groups) -> Iterator[BlockInput
             yield BlockInput(layer, layer.view.gather(weighted), after)
 
 
-def preconditioned(inputs: Iterable[BlockInput]) -> dict[Tensor, Tensor]:
-    """Return P g for every parameter of the layers given."""
+def preconditioned(inputs: Iterable[BlockInput], ownership: Ownership) -> dict[Tensor, Tensor]:
+    """Return P g for every parameter of the layers given, sharded as the parameter is."""
     found = {}
-    for layer, gradient, rates in inputs:
-        parts = layer.view.scatter(layer.block.apply(gradient))
+    for layer, product, rates in _products(inputs, ownership):
+        parts = layer.view.scatter(product)
         for p, part, rate in zip(layer.params, parts, rates, strict=True):
-            found[p] = rate * part
+            found[p] = shard_like(rate * part, p)
     return found
+
+
+def _products(inputs: Iterable[BlockInput], ownership: Ownership) -> Iterator[BlockInput]:
+    """Yield each block's product with its gradient; with many processes, as many as there are work at a time."""
+    under_way: deque[tuple[BlockInput, Any]] = deque()
+    for layer, gradient, rates in inputs:
+        product, work = ownership.start(layer, gradient)
+        under_way.append((BlockInput(layer, product, rates), work))
+        if len(under_way) == ownership.size:
+            yield _finished(under_way)
+    while under_way:
+        yield _finished(under_way)
+
+
+def _finished(under_way: deque[tuple[BlockInput, Any]]) -> BlockInput:
+    product, work = under_way.popleft()
+    if work is not None:
+        work.wait()
+    return product
 
 
 def clipped(updates: Sequence[Tensor], limit: float) -> list[Tensor]:
     """Shrink an update to a norm of at most ``limit``, without asking the device for the number."""
     if not updates:
         return []
-    norms = [torch.linalg.vector_norm(update).to(updates[0].device) for update in updates]
+    norms = [whole(torch.linalg.vector_norm(update)).to(updates[0].device) for update in updates]
     factor = (limit / torch.linalg.vector_norm(torch.stack(norms))).clamp(max=1.0)
     return [update * factor.to(update.device, update.dtype) for update in updates]
 
@@ -72,7 +95,7 @@ def _gradient(p: Tensor, group: Mapping[str, Any]) -> Tensor | None:
     gradient = p.grad.to_dense() if p.grad.is_sparse else p.grad
     if group["weight_decay"] and not group["decoupled_weight_decay"]:
         gradient = gradient.add(p, alpha=group["weight_decay"])
-    return gradient
+    return whole(gradient)
 
 
 def _split(steps: list[float]) -> tuple[list[float], list[float]]:

@@ -40,6 +40,9 @@ class Kronecker(Preconditioner):
         warmup: An optimizer over the same parameters that moves them at first while P is already being
             learned.
         warmup_steps: The number of its steps.
+        distribute: Whether the processes that train the network together share its blocks, so that each keeps
+            and multiplies only its part of them. None shares under ``fully_shard`` alone. Checkpoints are then a
+            matter of all processes, see :mod:`apo.integrations.distributed`.
 
     Example:
         >>> import torch
@@ -69,6 +72,7 @@ class Kronecker(Preconditioner):
         max_dim: int = 8192,
         warmup: Optimizer | None = None,
         warmup_steps: int = 0,
+        distribute: bool | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -83,6 +87,7 @@ class Kronecker(Preconditioner):
             max_dim=max_dim,
             warmup=warmup,
             warmup_steps=warmup_steps,
+            distribute=distribute,
         )
 
     @property

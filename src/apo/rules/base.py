@@ -82,6 +82,11 @@ class Rule(ABC):
     fsd_weight: float = 0.3
     wsd_weight: float = 0.0
 
+    #: Whether each of many processes keeps a part of phi for itself; otherwise all have the same phi.
+    split: bool = False
+    #: Brings a number on which a decision rests to the host; of many processes, all get the same number.
+    agree: Callable[[Tensor], float] = staticmethod(float)
+
     optimizer: Optimizer
     meta_optimizer: Optimizer
 

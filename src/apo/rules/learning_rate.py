@@ -186,7 +186,7 @@ class LearningRate(Rule):
 
         def slope(rate: float) -> float:
             displacement = proposal.displacement(rate / start)
-            return float(dot(probe(displacement), displacement))
+            return self.agree(dot(probe(displacement), displacement))
 
         turning_point = find_turning_point(slope, start, self.bounds)
         if turning_point is None:

@@ -78,7 +78,9 @@ class Preconditioned(Rule):
         self.patience = patience
         self.warmup_interval = warmup_interval
         self.warm_start = warm_start
-        self.meta_optimizer = (meta_optimizer or functools.partial(torch.optim.Adam, lr=1e-3))(self.phi())
+        self.meta_optimizer = (meta_optimizer or functools.partial(torch.optim.Adam, lr=1e-3))(
+            self.phi() or [torch.zeros(0)]  # a process that keeps no block
+        )
         self._streak = 0
 
     @classmethod
@@ -105,8 +107,13 @@ class Preconditioned(Rule):
         """During the warm-up, its own interval."""
         return self.warmup_interval if self.optimizer.warming_up else None
 
+    @property
+    def split(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether each process keeps the factors of some blocks only."""
+        return self.optimizer.ownership.size > 1
+
     def phi(self) -> list[Tensor]:
-        """Return the factors of all blocks."""
+        """Return the factors of all blocks that this process keeps."""
         return self.optimizer.factors()
 
     def moved(self) -> list[Tensor]:
@@ -134,7 +141,7 @@ class Preconditioned(Rule):
 
         def slope(factor: float) -> float:
             displacement = [delta * factor for delta in ahead]
-            return float(dot(probe(displacement), displacement))
+            return self.agree(dot(probe(displacement), displacement))
 
         turning_point = find_turning_point(slope, 1.0, _SEARCH_BOUNDS)
         if turning_point is not None:

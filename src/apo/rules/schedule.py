@@ -19,6 +19,7 @@ A rate that is a tensor cannot remember: whoever writes into it is taken for a r
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,7 +27,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["Rate", "ScheduledGroup", "base_rate"]
+__all__ = ["Rate", "ScheduledGroup", "base_rate", "is_scheduled", "note_scheduler"]
+
+#: Optimizers whose schedulers were built on a wrapper around them (Accelerate's, say), which then has torch's mark.
+_SCHEDULED_THROUGH_A_WRAPPER: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class Rate(float):
@@ -64,7 +68,7 @@ torch.serialization.add_safe_globals([Rate])
 
 def base_rate(group: Mapping[str, Any], optimizer: Optimizer) -> float:
     """Return the rate of a param group without the factor of a scheduler that is at work already."""
-    return _reference(group) if _is_scheduled(optimizer) and "initial_lr" in group else float(group["lr"])
+    return _reference(group) if is_scheduled(optimizer) and "initial_lr" in group else float(group["lr"])
 
 
 def _reference(group: Mapping[str, Any]) -> float:
@@ -72,9 +76,16 @@ def _reference(group: Mapping[str, Any]) -> float:
     return float(group.get("max_lr", group["initial_lr"]))
 
 
-def _is_scheduled(optimizer: Optimizer) -> bool:
+def is_scheduled(optimizer: Optimizer) -> bool:
+    """Tell whether a scheduler that may be of the closed form serves this optimizer."""
     # The mark that torch's schedulers leave on the optimizers they serve; older releases called it _with_counter.
-    return hasattr(optimizer.step, "_wrapped_by_lr_sched") or hasattr(optimizer.step, "_with_counter")
+    marked = hasattr(optimizer.step, "_wrapped_by_lr_sched") or hasattr(optimizer.step, "_with_counter")
+    return marked or optimizer in _SCHEDULED_THROUGH_A_WRAPPER
+
+
+def note_scheduler(optimizer: Optimizer) -> None:
+    """Remember that a scheduler serves this optimizer, though torch's mark is on a wrapper around it."""
+    _SCHEDULED_THROUGH_A_WRAPPER.add(optimizer)
 
 
 class ScheduledGroup(dict):
@@ -97,7 +108,7 @@ class ScheduledGroup(dict):
         super().__init__(group)
         # Schedulers take this as their base; without it they would take the Rate, and look recursive.
         self._lends_initial_lr = "initial_lr" not in group
-        self.setdefault("initial_lr", float(group["lr"]))
+        super().setdefault("initial_lr", float(group["lr"]))
         self._optimizer = optimizer
         self.factor = float(group["lr"]) / base_rate(group, optimizer) if factor is None else factor
         self.learned = learned
@@ -132,6 +143,12 @@ class ScheduledGroup(dict):
             # A base that was read off the rate in force (OneCycleLR's max_lr) is a base from now on.
             super().__setitem__(key, float(value) if isinstance(value, Rate) else value)
 
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """Notice a scheduler that is being built: each one asks for its base in this way, even through a wrapper."""
+        if key == "initial_lr":
+            note_scheduler(self._optimizer)
+        return super().setdefault(key, default)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> ScheduledGroup:
         """Copy without going through ``__setitem__``."""
         twin = ScheduledGroup.__new__(ScheduledGroup)
@@ -149,12 +166,12 @@ class ScheduledGroup(dict):
         """Return an ordinary param group with the rate in force."""
         lr = self["lr"]
         group = {**self, "lr": lr if isinstance(lr, Tensor) else float(lr)}
-        if self._lends_initial_lr and not _is_scheduled(self._optimizer):
+        if self._lends_initial_lr and not is_scheduled(self._optimizer):
             del group["initial_lr"]
         return group
 
     def _rescale(self, written: float | Tensor) -> None:
-        scheduled, in_force = _is_scheduled(self._optimizer), self.learned * self.factor
+        scheduled, in_force = is_scheduled(self._optimizer), self.learned * self.factor
         closed_form = scheduled and not isinstance(written, (Rate, Tensor))
         if closed_form or (scheduled and not in_force):  # from zero a scheduler can only come up by a part of its base
             self.factor = float(written) / _reference(self)

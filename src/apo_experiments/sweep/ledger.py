@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Claim", "Ledger"]
 
+#: What Optuna raises on a change to a finished trial; the subclass of its own came after version 4.0.
+_FINISHED = RuntimeError
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -81,17 +84,18 @@ class Ledger:
             card: The worker's card.
             leave_out: Points, by index, that this worker does not want.
         """
-        taken = set(self._standing(self._trials())) | set(leave_out)
-        for index, point in enumerate(self.points):
-            if index in taken:
-                continue
+        while True:
+            taken = {*self._standing(self._trials()), *leave_out}
+            index = next((index for index in range(len(self.points)) if index not in taken), None)
+            if index is None:
+                return None
+            point = self.points[index]
             trial_id = self._storage.create_new_trial(self._study_id, self._new_trial(index, point, card))
             standing = self._standing(self._trials()).get(index)
             if standing is not None and standing.number == self._storage.get_trial_number_from_id(trial_id):
                 return Claim(trial_id, index, point)
             self._storage.set_trial_user_attr(trial_id, "withdrawn", True)  # another worker was first
             self._close(trial_id, self._states.FAIL)
-        return None
 
     def beat(self, claim: Claim, count: int) -> None:
         """Show that the worker of a claim is alive."""
@@ -103,14 +107,14 @@ class Ledger:
         Returns:
             Whether it counts: False if others took the worker for dead and gave the point away.
         """
-        with suppress(self._optuna.exceptions.UpdateFinishedTrialError):
+        with suppress(_FINISHED):
             self._storage.set_trial_user_attr(claim.trial_id, "metric", metric)
         return self._close(claim.trial_id, self._states.COMPLETE, [value])
 
     def fail(self, claim: Claim, error: str | None = None) -> bool:
         """Give a claim up, because of an error or of an interruption; the point is free again."""
         if error is not None:
-            with suppress(self._optuna.exceptions.UpdateFinishedTrialError):
+            with suppress(_FINISHED):
                 self._storage.set_trial_user_attr(claim.trial_id, "error", error)
         return self._close(claim.trial_id, self._states.FAIL)
 
@@ -191,7 +195,7 @@ class Ledger:
     def _close(self, trial_id: int, state: Any, values: list[float] | None = None) -> bool:
         try:
             return self._storage.set_trial_state_values(trial_id, state, values)
-        except self._optuna.exceptions.UpdateFinishedTrialError:
+        except _FINISHED:
             return False
 
     def _trial_id(self, trial: FrozenTrial) -> int:

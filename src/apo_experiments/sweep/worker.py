@@ -100,7 +100,7 @@ def work(order: Order, books: Sequence[Ledger], listener: Listener) -> None:
             book, claim = next(((book, claim) for book, claim in claims if claim), (None, None))
             if book is not None and claim is not None:
                 if not _carry_out(order, book, claim, listener):
-                    return
+                    failed[book.search.name].add(claim.index)
                 waited = False
                 continue
             others = sum(len(set(book.unfinished()) - failed[book.search.name]) for book in books)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import pwd
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -17,6 +17,7 @@ from tests.experiments.sweep import tiny
 from tests.experiments.sweep.test_kill import rows, start, wait_for_lines
 from tests.experiments.sweep.test_sweep import begun
 
+pwd = pytest.importorskip("pwd", reason="needs a POSIX system")
 pytest.importorskip("psycopg", reason="needs the PostgreSQL driver psycopg")
 pytestmark = pytest.mark.slow
 
@@ -45,14 +46,14 @@ def _as_user():
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def server():
     """Start a PostgreSQL server of our own and return its address."""
     programs = _programs()
     if programs is None:
         pytest.skip("no PostgreSQL server is installed")
     prefix, user = _as_user()
-    folder = Path("/tmp") / f"apo-postgresql-{os.getpid()}"  # short: the path of a socket has 107 characters at most
-    folder.mkdir(mode=0o700)
+    # Not pytest's own folder: another user may not enter that, and the path of a socket has 107 characters at most.
+    folder = Path(tempfile.mkdtemp(prefix="apo-pg-"))
     if user is not None:
         os.chown(folder, user.pw_uid, user.pw_gid)
     with socket.socket() as free:

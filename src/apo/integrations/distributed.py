@@ -1,0 +1,224 @@
+"""Checkpoints of a training by many processes, through ``torch.distributed.checkpoint``.
+
+Training itself needs nothing from here: :func:`apo.attach` and :class:`apo.APO` take a network under
+``DistributedDataParallel`` or ``fully_shard`` as they take any other. A checkpoint of it is written by all processes
+together, each its shards and the blocks that it owns, and can be read by any number of processes: everything that
+belongs to a weight or to a block is stored by name. With as many processes as wrote it, training goes on exactly; with
+another number the batch B' and the random streams, which belong to one process each, start anew.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from apo.integrations.distributed_names import NamedTensors, factor_names, parameter_names, unwrapped
+from apo.isolation import RandomState
+from apo.preconditioners import Preconditioner
+from apo.tuner import Tuner
+
+__all__ = ["latest_checkpoint", "load_checkpoint", "save_checkpoint"]
+
+
+def save_checkpoint(tuner: Tuner, path: str | os.PathLike[str], *, extra: Any = None) -> None:
+    """Write the network, the optimizer and all that APO has learned; every process calls this.
+
+    Args:
+        tuner: What :class:`apo.APO` or :func:`apo.attach` returned.
+        path: A folder for this checkpoint, on a disk that all processes see. It counts as a checkpoint only once it is
+            complete, so use a new one every time.
+        extra: Plain data of one's own that :func:`load_checkpoint` gives back, such as the epoch; that of the first
+            process counts.
+
+    Example:
+        >>> import apo, tempfile, warnings
+        >>> model = nn.Linear(4, 3)
+        >>> tuner = apo.APO(model, torch.optim.Adam(model.parameters()), torch.nn.functional.cross_entropy)
+        >>> loss = tuner.step(torch.randn(8, 4), torch.randint(3, (8,)))
+        >>> folder = tempfile.mkdtemp()
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore")  # torch warns that there is one process only
+        ...     save_checkpoint(tuner, f"{folder}/step-1", extra={"epoch": 0})
+        ...     load_checkpoint(tuner, latest_checkpoint(folder))
+        {'epoch': 0}
+    """
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    tensors, common = _named_state(tuner)
+    rank, processes = _place()
+    own = {
+        "fsd_batches": tuner.fsd_batches.state_dict(),
+        "random": RandomState.capture({tuner.device}).state_dict(),
+    }
+    tensors[f"process/{rank}"] = _packed(own)
+    if rank == 0:
+        tensors["common"] = _packed(common | {"processes": processes, "extra": extra})
+    # Buffers may differ between processes; DistributedDataParallel goes on with those of the first.
+    planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
+    save(tensors, checkpoint_id=os.fspath(path), planner=planner)
+
+
+def load_checkpoint(tuner: Tuner, path: str | os.PathLike[str]) -> Any:
+    """Go on where :func:`save_checkpoint` was called, with any number of processes; every process calls this.
+
+    Args:
+        tuner: Built as the saved one was, around a network and an optimizer built as theirs were.
+        path: The folder.
+
+    Returns:
+        The ``extra`` that was saved.
+
+    Raises:
+        ValueError: The checkpoint has no value for something that the network or the rule has.
+    """
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    saved: dict[str, Any] = dict(FileSystemReader(os.fspath(path)).read_metadata().state_dict_metadata)
+    targets = _targets(tuner, saved)
+    missing = sorted(set(targets) - set(saved))
+    if missing:
+        raise ValueError(
+            f"the checkpoint {os.fspath(path)} has no {missing[0]!r} (and {len(missing) - 1} more are missing): build "
+            "the network, the optimizer and the rule as they were when it was saved"
+        )
+    rank, processes = _place()
+    blobs = {
+        key: torch.empty(saved[key].size, dtype=torch.uint8) for key in ("common", f"process/{rank}") if key in saved
+    }
+    load(targets | blobs, checkpoint_id=os.fspath(path))
+    common = _unpacked(blobs["common"])
+    own = _unpacked(blobs[f"process/{rank}"]) if common["processes"] == processes else None
+    common["apo"]["fsd_batches"] = tuner.fsd_batches.state_dict() if own is None else own["fsd_batches"]
+    tuner.optimizer.load_state_dict(_optimizer_state(tuner, targets, common))
+    if own is not None:
+        RandomState.from_state_dict(own["random"]).restore()
+    return common["extra"]
+
+
+def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
+    """Return the complete checkpoint in ``folder`` that was written last, or None: where to go on after a crash.
+
+    Example:
+        >>> latest_checkpoint("no-such-folder") is None
+        True
+    """
+    complete = Path(folder).glob("*/.metadata")  # written last, when all processes are done
+    newest = max(complete, key=lambda file: file.stat().st_mtime_ns, default=None)
+    return None if newest is None else newest.parent
+
+
+def _place() -> tuple[int, int]:
+    """Return the number of this process and how many there are."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return 0, 1
+    return dist.get_rank(), dist.get_world_size()
+
+
+def _named_state(tuner: Tuner) -> tuple[NamedTensors, dict[str, Any]]:
+    """Split the state into tensors by name and what is small and the same on all processes."""
+    optimizer, own = tuner.optimizer, tuner.optimizer.state_dict()
+    tensors: NamedTensors = _model_tensors(tuner.model)
+    common = {"apo": {key: value for key, value in own.pop("apo").items() if key != "fsd_batches"}}
+    common["optimizer"] = _split_state("optimizer", own, parameter_names(tuner.model, optimizer), tensors)
+    if isinstance(optimizer, Preconditioner):
+        names = factor_names(optimizer)
+        tensors.update({f"factors/{name}": factor for name, factor in zip(names, optimizer.factors(), strict=True)})
+        rule = common["apo"]["rule"] = dict(common["apo"]["rule"])
+        rule["meta_optimizer"] = _split_state("meta", rule["meta_optimizer"], names, tensors)
+        preconditioner = common["preconditioner"] = own["preconditioner"] | {"factors": None}
+        if optimizer.warmup is not None:
+            warmup_names = parameter_names(tuner.model, optimizer.warmup)
+            preconditioner["warmup"] = _split_state("warmup", preconditioner["warmup"], warmup_names, tensors)
+    return tensors, common
+
+
+def _split_state(prefix: str, state: Mapping[str, Any], names: list[str], tensors: NamedTensors) -> dict[str, Any]:
+    """Move the tensors of an optimizer's state to ``tensors``, under names; return the rest, by name as well."""
+    rest: dict[str, dict[str, Any]] = {}
+    for index, values in state["state"].items():
+        for key, value in values.items():
+            if isinstance(value, Tensor):
+                tensors[f"{prefix}/{names[index]}/{key}"] = value
+            else:
+                rest.setdefault(names[index], {})[key] = value
+    return {"state": rest, "param_groups": state["param_groups"]}
+
+
+def _joined_state(prefix: str, rest: Mapping[str, Any], names: list[str], tensors: NamedTensors) -> dict[str, Any]:
+    """Undo :func:`_split_state`, for the parameters that are called ``names`` here."""
+    state: dict[int, dict[str, Any]] = {i: dict(rest["state"][n]) for i, n in enumerate(names) if n in rest["state"]}
+    indices = {f"{prefix}/{name}": index for index, name in enumerate(names)}
+    for name, value in tensors.items():
+        owner, _, key = name.rpartition("/")
+        if owner in indices:
+            state.setdefault(indices[owner], {})[key] = value
+    return {"state": state, "param_groups": rest["param_groups"]}
+
+
+def _optimizer_state(tuner: Tuner, tensors: NamedTensors, common: dict[str, Any]) -> dict[str, Any]:
+    optimizer, own = tuner.optimizer, {"apo": common["apo"]}
+    own |= _joined_state("optimizer", common["optimizer"], parameter_names(tuner.model, optimizer), tensors)
+    if isinstance(optimizer, Preconditioner):
+        factors = {layer.name: layer.block.factors for layer in optimizer.layers if optimizer.ownership.is_mine(layer)}
+        preconditioner = own["preconditioner"] = common["preconditioner"] | {"factors": factors}
+        names = factor_names(optimizer)
+        meta = _joined_state("meta", common["apo"]["rule"]["meta_optimizer"], names, tensors)
+        # How many factors there are in the meta-optimizer's only group depends on the number of processes.
+        (group,) = meta["param_groups"]
+        meta["param_groups"] = [{**group, "params": list(range(max(len(names), 1)))}]
+        common["apo"]["rule"]["meta_optimizer"] = meta
+        if optimizer.warmup is not None:
+            warmup_names = parameter_names(tuner.model, optimizer.warmup)
+            preconditioner["warmup"] = _joined_state("warmup", preconditioner["warmup"], warmup_names, tensors)
+    return own
+
+
+def _targets(tuner: Tuner, saved: Mapping[str, Any]) -> NamedTensors:
+    """Return the tensors to read into: those of the network and the factors in place, others made for it."""
+    optimizer = tuner.optimizer
+    targets = _model_tensors(tuner.model)
+    owners = _owners("optimizer", parameter_names(tuner.model, optimizer), optimizer)
+    if isinstance(optimizer, Preconditioner):
+        names = factor_names(optimizer)
+        targets.update({f"factors/{name}": factor for name, factor in zip(names, optimizer.factors(), strict=True)})
+        owners |= {f"meta/{name}": factor for name, factor in zip(names, optimizer.factors(), strict=True)}
+        if optimizer.warmup is not None:
+            owners |= _owners("warmup", parameter_names(tuner.model, optimizer.warmup), optimizer.warmup)
+    for name, stored in saved.items():
+        owner, _, key = name.rpartition("/")
+        if owner in owners:
+            like, dtype = owners[owner].detach(), stored.properties.dtype
+            same = stored.size == like.shape and key != "step"  # a count of steps lives on the host
+            targets[name] = torch.zeros_like(like, dtype=dtype) if same else torch.zeros(stored.size, dtype=dtype)
+    return targets
+
+
+def _owners(prefix: str, names: list[str], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return {f"{prefix}/{name}": p for name, p in zip(names, parameters, strict=True)}
+
+
+def _model_tensors(model: nn.Module) -> NamedTensors:
+    state = unwrapped(model).state_dict()
+    return {f"model/{name}": value for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def _packed(data: Any) -> Tensor:
+    """Turn plain data into bytes; ``torch.distributed.checkpoint`` would pickle it piece by piece."""
+    buffer = io.BytesIO()
+    torch.save(data, buffer)
+    return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+
+
+def _unpacked(data: Tensor) -> Any:
+    return torch.load(io.BytesIO(ctypes.string_at(data.data_ptr(), data.numel())), weights_only=True)

@@ -1,0 +1,59 @@
+"""Names of parameters and factors that do not depend on how many processes there are and what is wrapped around."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from apo.preconditioners import Preconditioner
+
+__all__ = ["NamedTensors", "factor_names", "parameter_names", "unwrapped"]
+
+NamedTensors = dict[str, Tensor]
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the network inside ``torch.compile`` and ``DistributedDataParallel``.
+
+    Example:
+        >>> model = nn.Linear(2, 2)
+        >>> unwrapped(nn.DataParallel(model)) is model
+        True
+    """
+    while True:
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        elif isinstance(compiled := getattr(model, "_orig_mod", None), nn.Module):
+            model = compiled
+        else:
+            return model
+
+
+def parameter_names(model: nn.Module, optimizer: Optimizer) -> list[str]:
+    """Return the names of an optimizer's parameters, in its order; those that the network does not have are numbered.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Linear(2, 2)
+        >>> parameter_names(nn.DataParallel(model), torch.optim.SGD(model.parameters(), lr=1.0))
+        ['weight', 'bias']
+    """
+    names = {id(p): name for name, p in unwrapped(model).named_parameters()}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return [names.get(id(p), f"unnamed.{index}") for index, p in enumerate(parameters)]
+
+
+def factor_names(optimizer: Preconditioner) -> list[str]:
+    """Return the names of the factors that this process keeps, in the order of ``optimizer.factors()``.
+
+    Example:
+        >>> from apo import Kronecker
+        >>> factor_names(Kronecker(nn.Linear(2, 2)))
+        ['weight/A', 'weight/B', 'weight/S']
+    """
+    return [
+        f"{layer.name}/{key}"
+        for layer in optimizer.layers
+        if optimizer.ownership.is_mine(layer)
+        for key in layer.block.factors
+    ]

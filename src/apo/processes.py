@@ -1,0 +1,125 @@
+"""Training by many processes: what they must agree on, and tensors of which each holds a shard.
+
+Under ``DistributedDataParallel`` every process has all weights and a part of the batch; under ``fully_shard`` the
+weights are DTensors as well. Gradients are averaged by PyTorch in both. What is left to do is small: numbers that steer
+a decision must be the same everywhere (or the processes part ways and wait for each other for ever), and sums over a
+sharded vector must run over all shards.
+
+DTensors are recognised by their ``device_mesh``: importing their class takes as long as half of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, cast, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+__all__ = ["Processes", "fold_up", "is_sharded", "shard_like", "summed_over_shards", "whole"]
+
+
+@final
+class Processes:
+    """The processes that train one network together; none but this one, in most trainings.
+
+    Args:
+        groups: Process groups whose product are all processes: one for data parallelism, one per dimension of a mesh.
+
+    Example:
+        >>> alone = Processes.of(nn.Linear(2, 2), [])
+        >>> alone.groups, alone.gather(torch.tensor([1.0, 2.0]))
+        ((), tensor([[1., 2.]]))
+    """
+
+    def __init__(self, groups: Iterable[Any] = ()) -> None:
+        self.groups = tuple(groups)
+
+    @classmethod
+    def of(cls, model: nn.Module | None, parameters: Iterable[Tensor]) -> Processes:
+        """Find the processes that share ``model`` (as ``DistributedDataParallel``) or ``parameters`` (as shards)."""
+        model = getattr(model, "_orig_mod", model)  # of torch.compile
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            return cls([model.process_group])
+        for parameter in parameters:
+            if is_sharded(parameter):
+                mesh = cast("DTensor", parameter).device_mesh
+                return cls([mesh.get_group(dimension) for dimension in range(mesh.ndim)])
+        return cls()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Processes:
+        """Return the same object: a process group has no copies."""
+        return self
+
+    def gather(self, values: Tensor) -> Tensor:
+        """Return the values ``[n]`` of all processes as ``[processes, n]``, the same everywhere."""
+        rows = values.detach().unsqueeze(0)
+        for group in self.groups:
+            parts = [torch.empty_like(rows) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(parts, rows.contiguous(), group=group)
+            rows = torch.cat(parts)
+        return rows
+
+    def agree(self, value: Tensor) -> float:
+        """Bring a number to the host: the mean over the processes, so that all decide alike."""
+        if not self.groups:
+            return float(value)
+        return float(self.gather(value.reshape(1)).mean())
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Tell whether a tensor is a DTensor."""
+    return getattr(tensor, "device_mesh", None) is not None
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Put the shards of a DTensor together, on all processes; leave other tensors alone."""
+    return cast("DTensor", tensor).full_tensor() if is_sharded(tensor) else tensor
+
+
+def shard_like(tensor: Tensor, pattern: Tensor) -> Tensor:
+    """Keep this process's shard of a tensor that all processes hold, as ``pattern`` is sharded (if it is)."""
+    if not is_sharded(pattern):
+        return tensor
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh, placements = cast(DTensor, pattern).device_mesh, cast(DTensor, pattern).placements
+    replicated = DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return replicated.redistribute(placements=placements)
+
+
+def summed_over_shards(values: Tensor, vector: list[Tensor]) -> Tensor:
+    """Complete sums ``[parts]`` over the local shards of a vector's parts: add those of the other processes.
+
+    A part that a dimension of the mesh replicates is not added along it.
+    """
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    kinds: dict[tuple, list[int]] = {}
+    for index, tensor in enumerate(vector):
+        if is_sharded(tensor):
+            mesh, placements = cast(DTensor, tensor).device_mesh, cast(DTensor, tensor).placements
+            kinds.setdefault((mesh, *(placement.is_replicate() for placement in placements)), []).append(index)
+    values = values.clone()
+    for (mesh, *replicated), indices in kinds.items():
+        partial = [Replicate() if same else Partial() for same in replicated]
+        values[indices] = DTensor.from_local(values[indices], mesh, partial, run_check=False).full_tensor()
+    return values
+
+
+def fold_up(modules: Iterable[nn.Module]) -> None:
+    """Have modules under ``fully_shard`` drop the weights they have put together from shards.
+
+    A module keeps them after a forward pass that no backward pass follows, and would not see that its shards moved.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in modules:
+        if isinstance(module, FSDPModule):
+            module.reshard()
