@@ -42,13 +42,13 @@ def collate(examples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
 
 
 def network(dropout: float = 0.0) -> GPT2LMHeadModel:
-    size = {"vocab_size": len(WORDS), "n_positions": 8, "n_embd": 32, "n_layer": 2, "n_head": 4}
+    size = {"vocab_size": len(WORDS), "n_positions": 16, "n_embd": 64, "n_layer": 2, "n_head": 4}
     dropouts = {"resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": dropout}
     return GPT2LMHeadModel(GPT2Config(**size, **dropouts, bos_token_id=1, eos_token_id=1))
 
 
 def trainer_of(model: GPT2LMHeadModel, folder: str, **options) -> tuple[Trainer, apo.Tuner]:
-    chosen = {"per_device_train_batch_size": 16, "learning_rate": 1e-7}  # far too small, on purpose
+    chosen = {"per_device_train_batch_size": 8, "learning_rate": 1e-7}  # far too small, on purpose
     quiet = {"report_to": "none", "disable_tqdm": True, "logging_strategy": "no", "save_strategy": "no"}
     arguments = TrainingArguments(folder, use_cpu=True, **(chosen | quiet | options))
     trainer = Trainer(model, arguments, train_dataset=sentences("train"), data_collator=collate)

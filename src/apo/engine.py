@@ -48,7 +48,7 @@ class _LookAhead:
     gradient: list[Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Surroundings:
     """What stays the same while look-aheads from one theta are evaluated."""
 
@@ -57,7 +57,7 @@ class _Surroundings:
     decay: list[float]  # coupled weight decay of each parameter
     losses: list[Recording]  # the batches of the loss term
     fsd: list[Recording]  # the batches of the function-space term
-    old: list[Any]  # the network's predictions on them at theta
+    old: list[Any] | None  # the network's predictions on them at theta, once they have been asked for
     scale: float  # of a GradScaler
 
 
@@ -172,11 +172,7 @@ class Engine:
             losses = fsd
         if not self.objective.fsd_weight > 0:
             return _Surroundings(parameters, origin, decay, losses, [], [], self._scale())
-        if self.batches.is_same:
-            old = [recording.prediction for recording in fsd]
-        else:
-            with self._undisturbed(), torch.no_grad():
-                old = [recording.evaluate(self.model, self.criterion)[0] for recording in fsd]
+        old = [recording.prediction for recording in fsd] if self.batches.is_same else None
         return _Surroundings(parameters, origin, decay, losses, fsd, old, self._scale())
 
     def _look(self, displacement: Sequence[Tensor], around: _Surroundings) -> _LookAhead:
@@ -187,14 +183,15 @@ class Engine:
         parameters = around.parameters
         zero = torch.zeros((), device=parameters[0].device)
         loss, fsd = zero, zero
-        advance_(parameters, displacement, 1.0)
         try:
             with self._undisturbed(), torch.enable_grad():
+                old_predictions = self._old_predictions(around)  # the weights are still at theta
+                advance_(parameters, displacement, 1.0)
                 for recording in around.losses:
                     value, both = self._loss_and_same_batch_fsd(recording, around)
                     loss, fsd = loss + value, fsd + both
                 if not self.batches.is_same:
-                    for recording, old in zip(around.fsd, around.old, strict=True):
+                    for recording, old in zip(around.fsd, old_predictions, strict=True):
                         new, _ = recording.evaluate(self.model, self.criterion)
                         fsd = fsd + self._backward_fsd(new, old, recording, around.scale)
                 gradient = [_gradient(p, around.scale) for p in parameters]
@@ -208,6 +205,12 @@ class Engine:
         if self.objective.wsd_weight:
             gradient = [h + self.objective.wsd_weight * d for h, d in zip(gradient, displacement, strict=True)]
         return _LookAhead(loss, fsd, 0.5 * norm(displacement).square(), gradient)
+
+    def _old_predictions(self, around: _Surroundings) -> list[Any]:
+        if around.old is None:
+            with torch.no_grad():
+                around.old = [recording.evaluate(self.model, self.criterion)[0] for recording in around.fsd]
+        return around.old
 
     def _loss_and_same_batch_fsd(self, recording: Recording, around: _Surroundings) -> tuple[Tensor, Tensor]:
         """Back-propagate the loss of one batch and, if B' is B, the discrepancy of the same outputs."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import apo
 
@@ -22,17 +20,17 @@ def example(name: str) -> ModuleType:
     return module
 
 
-def plain_loop(model: nn.Module, batches: Iterable[tuple[Any, Any]], accumulate: int = 1) -> apo.Tuner:
-    """Trains as the examples on the digits do, without a framework."""
+def plain_loop(model: nn.Module, epochs: list[list[tuple[Tensor, Tensor]]], accumulate: int = 1) -> apo.Tuner:
+    """Trains as the examples on the digits do, without a framework; an epoch ends with a step in any case."""
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-7)
     tuner = apo.attach(optimizer, model, criterion)
-    batches = list(batches)
-    for index, (x, y) in enumerate(batches):
-        (criterion(model(x), y) / accumulate).backward()
-        if (index + 1) % accumulate == 0 or index + 1 == len(batches):
-            optimizer.step()
-            optimizer.zero_grad()
+    for batches in epochs:
+        for index, (x, y) in enumerate(batches, start=1):
+            (criterion(model(x), y) / accumulate).backward()
+            if index % accumulate == 0 or index == len(batches):
+                optimizer.step()
+                optimizer.zero_grad()
     return tuner
 
 

@@ -7,10 +7,10 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.integrations.frameworks import assert_identical, assert_same_curves, example, history_of, plain_loop
 from torch import nn
 
 import apo
-from tests.integrations.frameworks import assert_identical, assert_same_curves, example, history_of, plain_loop
 
 pl = pytest.importorskip("lightning.pytorch")
 from apo.integrations.lightning import APOCallback, CallbackHooks, log_to  # noqa: E402
@@ -69,7 +69,7 @@ def test_example_trains_as_the_plain_loop_does(digits):
     model = copy.deepcopy(module.network)
     tuner = digits.train(module, epochs=2).tuner
     loader = digits.loader("train")
-    reference = plain_loop(model, [batch for _ in range(2) for batch in loader])
+    reference = plain_loop(model, [list(loader) for _ in range(2)])
     assert tuner.steps == reference.steps == 2 * len(loader)
     assert_same_curves(tuner, reference)
     torch.testing.assert_close(module.network.state_dict(), model.state_dict(), rtol=1e-5, atol=1e-6)
@@ -87,7 +87,7 @@ def test_accumulated_batches_are_weighted_as_in_the_plain_loop(digits):
     model = copy.deepcopy(module.network)
     tuner = digits.train(module, epochs=4, accumulate_grad_batches=3, limit_train_batches=30).tuner
     loader = digits.loader("train")
-    reference = plain_loop(model, [batch for _ in range(4) for batch in itertools.islice(loader, 30)], accumulate=3)
+    reference = plain_loop(model, [list(itertools.islice(loader, 30)) for _ in range(4)], accumulate=3)
     assert tuner.steps == reference.steps == 40
     reference_rates = reference.history.column("lr/0")
     assert tuner.history.column("lr/0") == pytest.approx(reference_rates, rel=1e-5)

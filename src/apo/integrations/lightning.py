@@ -99,7 +99,7 @@ class CallbackHooks:
         if isinstance(trainer.strategy.model, nn.parallel.DistributedDataParallel):
             raise ValueError(
                 f"strategy must not be DDP for APOCallback, got {type(trainer.strategy).__name__}: the repeated "
-                "passes would go past its reduction of gradients; train on one device, or in a loop of your own with apo.attach"
+                "passes would miss its reduction of gradients; train on one device, or with apo.attach in your own loop"
             )
         self._detach()  # a fit that was broken off leaves its tuner behind
         optimizer = trainer.optimizers[0]

@@ -39,7 +39,7 @@ ENTRIES = (
 )
 
 #: Options of the task for seconds.
-SMOKE = {"data": "generated", "width": 0.03, "train_images": 128, "batch_size": 32}
+SMOKE = {"data": "generated", "width": 0.05, "train_images": 128, "batch_size": 32}
 
 RECIPES = {
     "mnist-autoencoder": Recipe(

@@ -21,6 +21,9 @@ _SHORT: dict[str, Any] = {
     "schedule_warmup": 2,
 }
 
+#: Values for one method: PSGD's factors are slow where torch finds no package for the order of tensor products.
+_SHORT_OF: dict[str, dict[str, Any]] = {"psgd-kron": {"max_dim": 16}}
+
 
 def smoke_hyper(entries: Iterable[Entry], keep: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
     """Return hyperparameters for :attr:`Scale.hyper` that make a few steps enough.
@@ -36,5 +39,6 @@ def smoke_hyper(entries: Iterable[Entry], keep: Iterable[str] = ()) -> dict[str,
     short = {name: value for name, value in _SHORT.items() if name not in set(keep)}
     return {
         entry.label: {name: value for name, value in short.items() if name in METHODS[entry.method].defaults}
+        | _SHORT_OF.get(entry.method, {})
         for entry in entries
     }

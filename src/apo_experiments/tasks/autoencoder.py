@@ -56,7 +56,7 @@ def autoencoder(options: Mapping[str, Any], setting: Setting) -> Problem:
         >>> problem = autoencoder(options, Setting(0, torch.device("cpu"), None))
         >>> inputs, target = problem.batches.next()
         >>> inputs.shape, bool((inputs == target).all()), sorted(problem.evaluate(problem.model))
-        (torch.Size([64, 784]), True, ['objective', 'test_error'])
+        (torch.Size([64, 144]), True, ['objective', 'test_error'])
     """
     train, test = (_pixels(part, setting.device) for part in _images(options, setting))
     sizes = [train.shape[1], *scaled([1000, 500, 250, 30], options["width"])]
@@ -97,7 +97,7 @@ def _images(options: Mapping[str, Any], setting: Setting) -> tuple[Tensor, Tenso
     if options["data"] == "official":
         pictures = images.load("mnist", setting.data_dir)
     elif options["data"] == "generated":
-        pictures = images.generated((1, 28, 28), train=options["train_images"] or 512, test=64)
+        pictures = images.generated((1, 12, 12), train=options["train_images"] or 512, test=64)
     else:
         raise UserError(f"data was {options['data']!r}: it must be official or generated.")
     return pictures.train_images[: options["train_images"]], pictures.test_images

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.integrations.frameworks import assert_identical, assert_same_curves, example, history_of
+
+import apo
+
+transformers = pytest.importorskip("transformers")
+from apo.integrations import transformers as apo_transformers  # noqa: E402
+
+if not transformers.is_torch_available():
+    pytest.skip("this release of transformers needs a newer torch", allow_module_level=True)
+pytestmark = pytest.mark.integrations
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _offline():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def text():
+    return example("huggingface_text")
+
+
+def plain_loop(model, micro_batches, schedule):
+    """Trains as the Trainer does by default: AdamW, clipping at norm 1, a schedule that multiplies."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-7, weight_decay=0.0)
+    tuner = apo.attach(optimizer, model)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
+    model.train()
+    for group in micro_batches:
+        words = sum(int((batch["labels"] != -100).sum()) for batch in group)
+        for batch in group:
+            model(**batch, num_items_in_batch=words).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    return tuner
+
+
+@pytest.fixture
+def seen(text, monkeypatch):
+    """Returns the list into which every batch of the example goes."""
+    batches, collate = [], text.collate
+    monkeypatch.setattr(text, "collate", lambda examples: batches.append(collate(examples)) or batches[-1])
+    return batches
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_example_trains_as_the_plain_loop_does(text, seen, tmp_path, accumulate):
+    model = text.network()
+    twin = copy.deepcopy(model)
+    options = {"max_steps": 60, "gradient_accumulation_steps": accumulate, "per_device_train_batch_size": 16}
+    trainer, tuner = text.trainer_of(model, str(tmp_path), **options)
+    trainer.train()
+    length = len(trainer.get_train_dataloader())  # an epoch ends with a step, if of fewer micro-batches
+    epochs = [seen[start : start + length] for start in range(0, len(seen), length)]
+    groups = [epoch[start : start + accumulate] for epoch in epochs for start in range(0, length, accumulate)]
+    reference = plain_loop(twin, groups[:60], lambda step: 1 - step / 60)
+    assert tuner.steps == reference.steps == 60
+    assert_same_curves(tuner, reference)
+    # Not the weights themselves: attention has no gradient for the bias of its keys, Adam moves it by rounding alone.
+    batch = text.collate(text.sentences("test"))
+    assert model.eval()(**batch).loss.item() == pytest.approx(twin.eval()(**batch).loss.item(), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_example_learns_to_count(text, capsys):
+    accuracy = text.main(epochs=20)
+    assert accuracy > 0.6
+    assert f"test accuracy {accuracy:.1%}" in capsys.readouterr().out
+
+
+def test_resume_from_a_checkpoint_of_the_trainer_is_exact(text, tmp_path):
+    def train(model, folder, **options):
+        trainer, tuner = text.trainer_of(model, str(tmp_path / folder), max_steps=30, save_strategy="steps", **options)
+        return trainer, tuner
+
+    whole = text.network(dropout=0.1)
+    other = text.network(dropout=0.1)  # other weights: those of the checkpoint count
+    trainer, undisturbed = train(whole, "whole", save_steps=14)
+    trainer.train()
+    trainer, resumed = train(other, "rest", save_steps=100)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-14"))
+    assert_identical(whole, other)
+    assert history_of(undisturbed) == history_of(resumed)
+    assert resumed.steps == 30
+
+
+def test_own_optimizer_attached_before_the_trainer_learns_alike(text, tmp_path):
+    by_trainer = text.network()
+    by_hand = copy.deepcopy(by_trainer)
+    trainer, tuner = text.trainer_of(by_trainer, str(tmp_path), max_steps=25, optim="sgd", warmup_steps=5)
+    trainer.train()
+    groups = trainer.get_decay_parameter_names(by_hand)
+    named = dict(by_hand.named_parameters())
+    split = [[named[n] for n in named if n in groups], [named[n] for n in named if n not in groups]]
+    optimizer = torch.optim.SGD([{"params": part} for part in split], lr=1e-7)
+    own = apo.attach(optimizer, by_hand)
+    arguments = copy.copy(trainer.args)
+    options = {"train_dataset": trainer.train_dataset, "data_collator": text.collate}
+    transformers.Trainer(by_hand, arguments, optimizers=(optimizer, None), **options).train()
+    assert history_of(tuner) == history_of(own)
+    assert_identical(by_trainer, by_hand)
+
+
+def test_schedule_of_the_trainer_multiplies_the_learned_rate(text, tmp_path):
+    trainer, tuner = text.trainer_of(text.network(), str(tmp_path), max_steps=12)
+    shown = []
+
+    class Watch(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, optimizer=None, **kwargs):
+            shown.append(optimizer.param_groups[0]["lr"] / tuner.rule.learned_rates()[0])
+
+    trainer.add_callback(Watch())
+    trainer.train()
+    assert shown == pytest.approx([1 - step / 12 for step in range(1, 13)], abs=1e-9)
+    assert tuner.rule.learned_rates()[0] > 1e-4  # not the rate it began with, 1e-7
+
+
+def test_figures_of_every_meta_step_are_in_the_log_of_the_trainer(text, tmp_path):
+    trainer, tuner = text.trainer_of(text.network(), str(tmp_path), max_steps=21)
+    trainer.train()
+    logged = [entry for entry in trainer.state.log_history if "apo/lr/0" in entry]
+    assert [entry["step"] for entry in logged] == [0, 10, 20]
+    assert [entry["apo/fsd"] for entry in logged] == tuner.history.column("fsd")
+
+
+def test_padding_of_the_labels_counts_in_no_term(text, tmp_path):
+    def more_padding(examples):
+        batch = collate(examples)
+        padded = {name: F.pad(value, (0, 1)) for name, value in batch.items()}
+        padded["labels"][:, -1] = -100
+        return padded
+
+    collate, model = text.collate, text.network()
+    twin, third = copy.deepcopy(model), copy.deepcopy(model)
+    trainer, tuner = text.trainer_of(model, str(tmp_path), max_steps=21)
+    trainer.train()
+    trainer, padded = text.trainer_of(twin, str(tmp_path), max_steps=21)
+    trainer.data_collator = more_padding
+    trainer.train()
+    assert padded.history.column("fsd") == pytest.approx(tuner.history.column("fsd"), rel=1e-4)
+    assert padded.history.column("lr/0") == pytest.approx(tuner.history.column("lr/0"), rel=1e-4)
+    trainer, unmasked = text.trainer_of(third, str(tmp_path), max_steps=21)
+    unmasked.detach()
+    trainer.data_collator = more_padding
+    unmasked = apo_transformers.attach(trainer, mask=None)
+    trainer.train()
+    assert unmasked.history.column("fsd") != pytest.approx(tuner.history.column("fsd"), rel=1e-2)
+
+
+def test_loss_function_of_the_trainer_is_watched(text, tmp_path):
+    def own_loss(outputs, labels, num_items_in_batch=None):
+        logits = outputs.logits[:, :-1].flatten(0, 1)
+        return F.cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum") / num_items_in_batch
+
+    model = text.network()
+    twin = copy.deepcopy(model)
+    trainer, tuner = text.trainer_of(model, str(tmp_path), max_steps=21)
+    trainer.train()
+    arguments, data = trainer.args, trainer.train_dataset
+    trainer = transformers.Trainer(
+        twin, arguments, train_dataset=data, data_collator=text.collate, compute_loss_func=own_loss
+    )
+    watching = apo_transformers.attach(trainer, discrepancy=apo.CategoricalKL())
+    trainer.train()
+    assert watching.history.column("loss") == pytest.approx(tuner.history.column("loss"), rel=1e-4)
+
+
+def test_more_than_one_process_is_refused(text, tmp_path, monkeypatch):
+    trainer, tuner = text.trainer_of(text.network(), str(tmp_path))
+    tuner.detach()
+    monkeypatch.setattr(transformers.TrainingArguments, "world_size", 2)
+    with pytest.raises(ValueError, match="trainer must run in one process without FSDP, got 2 processes"):
+        apo_transformers.attach(trainer)
