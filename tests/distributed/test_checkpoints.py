@@ -76,10 +76,7 @@ def test_two_processes_go_on_exactly_where_two_were(saved, tmp_path):
 @pytest.mark.parametrize("size", [1, 4])
 def test_one_and_four_processes_load_what_two_have_saved(saved, size, tmp_path):
     folder, expected = saved
-    if size == 1:
-        found = [_load(str(folder), "plain")]
-    else:
-        found = in_processes(size, tmp_path, _load, str(folder), None)
+    found = [_load(str(folder), "plain")] if size == 1 else in_processes(size, tmp_path, _load, str(folder), None)
     for kind, (loaded, _) in expected.items():
         for mine in found:
             for name in ("weights", "phi", "records", "lr", "steps"):

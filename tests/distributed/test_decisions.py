@@ -1,4 +1,4 @@
-"""What steers training is the same everywhere: drift is found, overflows and non-finite look-aheads are skipped by all."""
+"""What steers training is the same everywhere: drift is found, and what one process has to skip, all skip."""
 
 from __future__ import annotations
 
@@ -141,10 +141,7 @@ def _accumulate(attached: bool, wrapper: str) -> dict:
     """Two micro-batches a step, whose gradients travel once (DDP) or each time (fully_shard)."""
     model = wrap(network(), wrapper)
     criterion = nn.MSELoss()
-    if attached:
-        tuner = apo.attach(rate(model), model, criterion)
-    else:
-        tuner = apo.APO(model, rate(model), loss=F.mse_loss)
+    tuner = apo.attach(rate(model), model, criterion) if attached else apo.APO(model, rate(model), loss=F.mse_loss)
     for step in range(30):
         x, y = share_of_batch(step)
         tuner.optimizer.zero_grad()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import types
 import warnings
 
 import pytest
@@ -181,6 +182,17 @@ def test_two_optimizers_are_refused():
     trainer = pl.Trainer(max_steps=1, callbacks=[callback()], logger=False, enable_checkpointing=False, **QUIET)
     with pytest.raises(ValueError, match="must return one optimizer for APOCallback, got 2"):
         trainer.fit(module)
+
+
+def test_distributed_data_parallel_is_refused():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(Small())
+    finally:
+        torch.distributed.destroy_process_group()
+    trainer = types.SimpleNamespace(optimizers=[None], strategy=types.SimpleNamespace(model=wrapped))
+    with pytest.raises(ValueError, match="strategy must not be DDP for APOCallback"):
+        callback().on_fit_start(trainer, wrapped.module)
 
 
 def test_callback_is_one_of_lightning_and_its_class_is_made_once():

@@ -176,6 +176,20 @@ def test_loss_function_of_the_trainer_is_watched(text, tmp_path):
     assert watching.history.column("loss") == pytest.approx(tuner.history.column("loss"), rel=1e-4)
 
 
+def test_network_that_the_trainer_makes_anew_is_refused(text, tmp_path):
+    trainer, tuner = text.trainer_of(text.network(), str(tmp_path))
+    tuner.detach()
+    trainer.model_init = text.network
+    with pytest.raises(ValueError, match="trainer must be given a model, got model_init"):
+        apo_transformers.attach(trainer)
+
+
+def test_label_smoothing_of_the_trainer_is_refused(text, tmp_path):
+    trainer, _ = text.trainer_of(text.network(), str(tmp_path), label_smoothing_factor=0.1)
+    with pytest.raises(apo.ReplayError, match="has no entry 'loss'"):
+        trainer.train()
+
+
 def test_more_than_one_process_is_refused(text, tmp_path, monkeypatch):
     trainer, tuner = text.trainer_of(text.network(), str(tmp_path))
     tuner.detach()

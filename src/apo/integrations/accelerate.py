@@ -43,7 +43,7 @@ def attach(
         model: The network that the loop calls.
         criterion: The loss module that the loop calls (a function is made one by :func:`apo.criterion`); None if the
             network's output carries its ``loss``.
-        rule: Makes a rule around the optimizer, such as ``lambda optimizer: apo.LearningRate(optimizer, sigma=2)``;
+        rule: Makes a rule around the optimizer, such as ``apo.LearningRate.paper``;
             None for the optimizer's own.
         log: Whether ``accelerator.log``, and so its trackers, get the figures of every meta-step.
         **options: See :class:`apo.Tuner`.

@@ -60,9 +60,8 @@ class CallbackHooks:
             which its ``training_step`` then calls as ``self(inputs)``.
         criterion: Dotted name of the loss module that ``training_step`` calls (a function is made one by
             :func:`apo.criterion`); None if the network's output carries its ``loss``.
-        rule: Makes a rule around the optimizer, such as ``lambda optimizer: apo.LearningRate(optimizer, sigma=2)``;
-            None for the optimizer's own.
-        log: Whether the trainer's loggers get the figures of every meta-step.
+        rule: Makes a rule around the optimizer, such as ``apo.LearningRate.paper``; None for the optimizer's own.
+        log: Whether the trainer's loggers get every figure.
         **options: See :class:`apo.Tuner`.
 
     Attributes:
@@ -83,34 +82,18 @@ class CallbackHooks:
     ) -> None:
         super().__init__()
         self.tuner: Attached | None = None
-        self._network = network
-        self._criterion = criterion
-        self._rule = rule
-        self._log = log
-        self._options = options
+        self._network, self._criterion = network, criterion
+        self._rule, self._log, self._options = rule, log, options
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach: the optimizer is there, and its state is not yet loaded from a checkpoint."""
-        if len(trainer.optimizers) != 1:
-            raise ValueError(
-                f"configure_optimizers must return one optimizer for APOCallback, got {len(trainer.optimizers)}: "
-                "leave the callback out and call apo.attach for each of them in configure_optimizers"
-            )
-        if isinstance(trainer.strategy.model, nn.parallel.DistributedDataParallel):
-            raise ValueError(
-                f"strategy must not be DDP for APOCallback, got {type(trainer.strategy).__name__}: the repeated "
-                "passes would miss its reduction of gradients; train on one device, or with apo.attach in your own loop"
-            )
+        _check(trainer)
         self._detach()  # a fit that was broken off leaves its tuner behind
         optimizer = trainer.optimizers[0]
         criterion = None if self._criterion is None else _submodule(pl_module, "criterion", self._criterion)
         options = {"scaler": getattr(trainer.precision_plugin, "scaler", None)} | self._options
-        self.tuner = attach(
-            optimizer if self._rule is None else self._rule(optimizer),
-            _submodule(pl_module, "network", self._network),
-            criterion,
-            **options,
-        )
+        rule = optimizer if self._rule is None else self._rule(optimizer)
+        self.tuner = attach(rule, _submodule(pl_module, "network", self._network), criterion, **options)
         if self._log:
             self.tuner.on_meta_step(log_to(pl_module))
 
@@ -122,6 +105,19 @@ class CallbackHooks:
     def _detach(self) -> None:
         if self.tuner is not None:
             self.tuner.detach()
+
+
+def _check(trainer: Trainer) -> None:
+    if len(trainer.optimizers) != 1:
+        raise ValueError(
+            f"configure_optimizers must return one optimizer for APOCallback, got {len(trainer.optimizers)}: "
+            "leave the callback out and call apo.attach for each of them in configure_optimizers"
+        )
+    if isinstance(trainer.strategy.model, nn.parallel.DistributedDataParallel):
+        raise ValueError(
+            f"strategy must not be DDP for APOCallback, got {type(trainer.strategy).__name__}: the repeated passes "
+            "would miss its reduction of gradients; train on one device, or with apo.attach in your own loop"
+        )
 
 
 def _submodule(module: nn.Module, argument: str, name: str) -> nn.Module:

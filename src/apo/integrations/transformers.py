@@ -8,7 +8,7 @@ checkpoint has been loaded into it.)
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 from torch.optim import Optimizer
@@ -35,7 +35,7 @@ def attach(
 
     Args:
         trainer: A trainer that has not started.
-        rule: Makes a rule around its optimizer, such as ``lambda optimizer: apo.LearningRate(optimizer, sigma=2)``;
+        rule: Makes a rule around its optimizer, such as ``apo.LearningRate.paper``;
             None for the optimizer's own.
         log: Whether ``trainer.log`` gets the figures of every meta-step.
         **options: See :class:`apo.Tuner`.
@@ -44,14 +44,14 @@ def attach(
         The tuner; ``detach()`` takes everything off again.
 
     Raises:
-        ValueError: The Trainer will wrap its network for several processes when training starts.
+        ValueError: The Trainer will wrap its network for several processes, or make another, when training starts.
 
     Example:
         >>> import torch
         >>> from types import SimpleNamespace
         >>> model = torch.nn.Linear(4, 3)  # stands for a Hugging Face model, and the next line for transformers.Trainer
         >>> trainer = SimpleNamespace(model=model, is_fsdp_enabled=False, accelerator=None, compute_loss_func=None)
-        >>> trainer.args = SimpleNamespace(world_size=1)
+        >>> trainer.args, trainer.model_init = SimpleNamespace(world_size=1), None
         >>> trainer.create_optimizer = lambda: torch.optim.AdamW(model.parameters())
         >>> attach(trainer, interval=5).interval
         5
@@ -61,12 +61,18 @@ def attach(
             f"trainer must run in one process without FSDP, got {trainer.args.world_size} processes, for which it "
             "wraps the network only when training starts: use apo.integrations.accelerate in a loop of your own"
         )
+    if trainer.model_init is not None:
+        raise ValueError(
+            "trainer must be given a model, got model_init, with which it makes another network and another optimizer "
+            "when training starts: pass model=model_init()"
+        )
     optimizer = trainer.create_optimizer()
     if trainer.compute_loss_func is not None and not isinstance(trainer.compute_loss_func, nn.Module):
         trainer.compute_loss_func = criterion(trainer.compute_loss_func)
     options = {"scaler": getattr(trainer.accelerator, "scaler", None)} | options
     rule_or_optimizer = optimizer if rule is None else rule(optimizer)
-    tuner = attach_to_optimizer(rule_or_optimizer, trainer.model, trainer.compute_loss_func, **options)
+    model = cast(nn.Module, trainer.model)
+    tuner = attach_to_optimizer(rule_or_optimizer, model, trainer.compute_loss_func, **options)
     if log:
         tuner.on_meta_step(log_to(trainer))
     return tuner
