@@ -4,9 +4,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Benchmarks need more packages than the tests do, so they have a stamp of their own.
+# The demo needs fewer packages than the tests do and benchmarks need more, so they have stamps of their own.
 READY := $(VENV)/.ready
+DEMO_READY := $(VENV)/.ready-demo
 BENCH_READY := $(VENV)/.ready-bench
+# The KFAC baseline is held against these. Without their dependencies, because one of them asks for torchvision, which
+# has no build for a CPU-only torch and which the functions that are used here do not need.
+ORACLES := curvlinops-for-pytorch==3.0.1 einconv==0.1.0 einops==0.8.2 linear_operator==0.6.1
 CODE := $(wildcard src tests examples benchmarks docs)
 BENCH_JSON ?= runs/overhead.json
 
@@ -39,6 +43,13 @@ $(READY): pyproject.toml constraints.txt src/apo/_version.py | $(BIN)/python
 	@echo "==> installing apo and its development tools into $(VENV)"
 	@$(BIN)/python -m pip install --quiet --upgrade pip
 	@$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	@$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps $(ORACLES)
+	@touch $@
+
+$(DEMO_READY): pyproject.toml constraints.txt src/apo/_version.py | $(BIN)/python
+	@echo "==> installing apo and what the demo needs into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[demo]"
 	@touch $@
 
 $(BENCH_READY): $(READY)
@@ -67,7 +78,7 @@ format: $(READY)
 	@$(BIN)/python -m ruff format $(CODE)
 	@$(BIN)/python -m ruff check --fix $(CODE)
 
-demo: $(READY)
+demo: $(DEMO_READY)
 	@echo "==> examples/demo.py"
 	@$(BIN)/python examples/demo.py
 
