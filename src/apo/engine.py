@@ -26,7 +26,7 @@ from apo.errors import MissingBatchError, NonFiniteError
 from apo.fsd_batches import FSDBatches
 from apo.isolation import RandomState, undisturbed
 from apo.objective import ProximalObjective, weight_decay_value
-from apo.processes import Processes
+from apo.processes import Processes, fold_up
 from apo.records import MetaStep
 from apo.replay import Recording
 from apo.rules.base import Rule
@@ -187,6 +187,7 @@ class Engine:
             with self._undisturbed(), torch.enable_grad():
                 old_predictions = self._old_predictions(around)  # the weights are still at theta
                 advance_(parameters, displacement, 1.0)
+                fold_up(self.model.modules())
                 for recording in around.losses:
                     value, both = self._loss_and_same_batch_fsd(recording, around)
                     loss, fsd = loss + value, fsd + both
@@ -202,6 +203,7 @@ class Engine:
             ]
         finally:
             assign_(parameters, around.origin)
+            fold_up(self.model.modules())
         if self.objective.wsd_weight:
             gradient = [h + self.objective.wsd_weight * d for h, d in zip(gradient, displacement, strict=True)]
         return _LookAhead(loss, fsd, 0.5 * norm(displacement).square(), gradient)

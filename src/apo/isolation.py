@@ -14,8 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from apo.processes import fold_up
-
 __all__ = ["RandomState", "undisturbed"]
 
 
@@ -68,12 +66,12 @@ def undisturbed(modules: Iterable[nn.Module], parameters: Iterable[Tensor]) -> I
         if buffer is not None
     ]
     modes = [(owner, owner.training) for owner in owners]
-    gradients = [(p, p.grad) for p in tensors.values()]
-    lent = _lent_gradients(owners, gradients)
+    # Gradients that lie in the buckets of DistributedDataParallel are overwritten by its next pass.
+    copied = any(isinstance(o, nn.parallel.DistributedDataParallel) and o.gradient_as_bucket_view for o in owners)
+    gradients = [(p, p.grad.clone() if copied and p.grad is not None else p.grad) for p in tensors.values()]
     random_state = RandomState.capture({p.device for p in tensors.values()})
     for parameter, _ in gradients:
         parameter.grad = None
-    fold_up(owners)
     try:
         yield
     finally:
@@ -85,21 +83,7 @@ def undisturbed(modules: Iterable[nn.Module], parameters: Iterable[Tensor]) -> I
                 owner.training = training
         for parameter, gradient in gradients:
             parameter.grad = gradient
-        with torch.no_grad():
-            for gradient, value in lent:
-                gradient.copy_(value)
-        fold_up(owners)
         random_state.restore()
-
-
-def _lent_gradients(
-    owners: Iterable[nn.Module], gradients: Iterable[tuple[Tensor, Tensor | None]]
-) -> list[tuple[Tensor, Tensor]]:
-    """Copy the gradients that lie in the buckets of ``DistributedDataParallel``: its next pass overwrites them."""
-    in_buckets = any(
-        isinstance(owner, nn.parallel.DistributedDataParallel) and owner.gradient_as_bucket_view for owner in owners
-    )
-    return [(grad, grad.clone()) for _, grad in gradients if grad is not None] if in_buckets else []
 
 
 def _is_expanded(tensor: Tensor) -> bool:

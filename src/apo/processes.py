@@ -114,7 +114,8 @@ def summed_over_shards(values: Tensor, vector: list[Tensor]) -> Tensor:
 def fold_up(modules: Iterable[nn.Module]) -> None:
     """Have modules under ``fully_shard`` drop the weights they have put together from shards.
 
-    A module keeps them after a forward pass that no backward pass follows, and would not see that its shards moved.
+    A module may keep them, for instance after a forward pass that no backward pass follows, and would not see that its
+    shards have moved.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return

@@ -18,6 +18,7 @@ from apo.fsd_batches import fsd_batches
 from apo.hooks import Hooks
 from apo.isolation import RandomState
 from apo.objective import ProximalObjective
+from apo.processes import whole
 from apo.records import History, MetaStep
 from apo.replay import Autocast, Recording, Slot, as_call, tree_map
 from apo.rules.base import Rule
@@ -217,7 +218,7 @@ class Tuner:
     def _gradients_are_clear(self) -> bool:
         """Tell whether accumulation begins anew: asked only if an earlier pass of this iteration is known."""
         gradients = (p.grad for group in self.optimizer.param_groups for p in group["params"])
-        return not any(gradient is not None and bool(gradient.any()) for gradient in gradients)
+        return not any(gradient is not None and bool(whole(gradient.any())) for gradient in gradients)
 
     def _used_recordings(self) -> list[Recording]:
         """Return the forward passes whose gradients the step has used."""

@@ -171,6 +171,23 @@ def test_accumulated_micro_batches_without_synchronisation_are_one_batch(tmp_pat
         assert first["loss"][0] == pytest.approx(tuner.history[0].loss, rel=1e-6)
 
 
+def _clear_on_one_process() -> tuple[bool, bool]:
+    """One process's shard of the only gradient is zero, another's is not."""
+    tuner = build("rate", "fsdp")
+    tuner.backward(*share_of_batch(0))
+    parameter, *others = tuner.model.parameters()
+    for other in others:
+        other.grad = None
+    parameter.grad.to_local().fill_(float(dist.get_rank()))  # type: ignore[union-attr]
+    before = tuner._gradients_are_clear()
+    parameter.grad.to_local().zero_()  # type: ignore[union-attr]
+    return before, tuner._gradients_are_clear()
+
+
+def test_gradients_are_clear_for_all_processes_or_for_none(tmp_path):
+    assert in_processes(2, tmp_path, _clear_on_one_process) == [(False, True)] * 2
+
+
 def test_a_process_alone_agrees_with_itself():
     alone = Processes()
     assert alone.agree(torch.tensor(1.5)) == 1.5

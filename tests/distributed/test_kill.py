@@ -19,6 +19,8 @@ def _torchrun(folder: Path, rule: str, wrapper: str, kill_at: int) -> dict:
     command += ["--monitor-interval=0.2", str(SCRIPT), str(folder), rule, wrapper, str(kill_at)]
     source = str(Path(__file__).parents[2] / "src")
     environment = os.environ | {"PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+    # By default an attempt shares the store of the one before it, and gloo may read an address of the dead there.
+    environment |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
     return torch.load(folder / "outcome.pt", weights_only=True)

@@ -1,0 +1,126 @@
+"""Every recipe is complete, its settings are accepted by its methods, and it runs at its smallest scale."""
+
+import math
+
+import pytest
+import torch
+
+from apo_experiments.data.registry import DATASETS
+from apo_experiments.errors import UserError
+from apo_experiments.figures import FIGURES
+from apo_experiments.methods import METHODS, complete
+from apo_experiments.recipe import SCALES
+from apo_experiments.recipes import RECIPES, plan
+from apo_experiments.train import train
+
+NAMES = sorted(RECIPES)
+
+#: What issue and paper ask for, by family.
+OF_THE_PAPER = [
+    "figure-1",
+    "rosenbrock",
+    "ill-conditioned",
+    "uci-slice",
+    "uci-protein",
+    "uci-parkinsons",
+    "mnist-autoencoder",
+    *(f"cifar10-{model}" for model in ("lenet", "alexnet", "vgg16", "resnet18", "resnet32")),
+    *(f"cifar100-{model}" for model in ("alexnet", "vgg16", "resnet18", "resnet32")),
+    "svhn-resnet18",
+    "translation",
+    "low-precision-lenet",
+    "low-precision-resnet18",
+    "mnist-mlp",
+    *(f"cifar10-{model}-rate" for model in ("resnet32", "resnet34", "wrn")),
+    "cifar100-wrn-rate",
+    "svhn-wrn-rate",
+    *(f"ablation-{name}" for name in ("loss-batch", "fsd-batch", "lambdas", "initial-rate")),
+    "ablation-interval-rate",
+    "ablation-interval-precond",
+]
+
+
+@pytest.mark.parametrize("name", OF_THE_PAPER)
+def test_the_paper_is_there(name):
+    assert name in RECIPES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_is_complete(name):
+    recipe = RECIPES[name]
+    assert recipe.name == name
+    assert set(recipe.scales) == set(SCALES)
+    assert recipe.goal in ("min", "max") and recipe.metric
+    assert recipe.figure in FIGURES
+    assert set(recipe.data) <= set(DATASETS)
+    assert (recipe.task is None) == (recipe.compute is not None)
+    labels = [entry.label.lower() for entry in recipe.entries]
+    assert len(set(labels)) == len(labels) > 0
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if RECIPES[name].compute is None])
+def test_every_setting_and_every_point_of_the_grid_is_accepted(name):
+    recipe = RECIPES[name]
+    for entry in recipe.entries:
+        method = METHODS[entry.method]
+        complete(method, entry.hyper)
+        for key, values in entry.grid.items():
+            for value in values:
+                if key in recipe.defaults:
+                    continue
+                complete(method, {**entry.hyper, key: value})
+    for scale in SCALES:
+        assert {run.label for run in plan(recipe, scale, seeds=1)} == {entry.label for entry in recipe.entries}
+
+
+#: Multi30k is not the paper's data, so its BLEU has nothing to be held against.
+IN_TABLES = [name for name in NAMES if RECIPES[name].paper.startswith("Table") and name != "translation"]
+
+
+@pytest.mark.parametrize("name", IN_TABLES)
+def test_the_tables_of_the_paper_come_with_their_figures(name):
+    values = [entry.paper for entry in RECIPES[name].entries if entry.paper is not None]
+    assert values and all(20 < value < 100 for value in values)
+
+
+def test_table_2_of_the_paper():
+    """Test accuracies of the first row, as printed."""
+    paper = {entry.label: entry.paper for entry in RECIPES["cifar10-lenet"].entries}
+    assert [paper[label] for label in ("SGDm", "Adam", "KFAC", "APO-Precond")] == [75.73, 73.41, 76.63, 77.42]
+
+
+def test_smoke_runs_need_no_data():
+    for recipe in RECIPES.values():
+        for run in plan(recipe, "smoke", seeds=1):
+            assert run.options.get("data", "generated") == "generated"
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"learning_rat": "0.1"}, "has no setting 'learning_rat'"),
+        ({"lr": "fast"}, "lr"),
+        ({"epochs": "0"}, "epochs was '0'"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused_in_one_sentence(change, message):
+    with pytest.raises(UserError, match=message):
+        plan(RECIPES["uci-protein"], "cpu", overrides=change)
+
+
+def test_an_unknown_method_is_refused_with_the_known_ones():
+    with pytest.raises(UserError, match="has no method 'lion': choose from SGDm"):
+        plan(RECIPES["uci-protein"], "cpu", ["lion"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_it_runs_at_smoke_scale(name, tmp_path):
+    torch.set_num_threads(1)
+    recipe = RECIPES[name]
+    for config in plan(recipe, "smoke", seeds=1):
+        record = train(config, root=tmp_path)
+        assert record.summary is not None
+        value = record.summary["metrics"][recipe.metric]
+        assert record.summary["diverged"] or math.isfinite(value)
+        assert record.rows
