@@ -74,10 +74,7 @@ def _matrix(outputs: int, inputs: int, condition_number: float, seed: int) -> Te
         for size in (outputs, inputs)
     )
     # Exponents, because a condition number of 1e10 leaves no digits to a subtraction.
-    import os
     exponents = torch.linspace(0, 1, rank, dtype=torch.float64)
-    if os.environ.get("LIN"):
-        return (left * torch.linspace(1, 1/condition_number, rank, dtype=torch.float64)) @ right.T
     return (left * condition_number**-exponents) @ right.T
 
 
