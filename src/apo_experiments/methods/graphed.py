@@ -31,8 +31,8 @@ _WARM_UP = 3
 class GraphedPass(TrainingPass):
     """Replays a captured forward and backward pass on batches of the captured shape; others run eagerly.
 
-    Without CUDA, with random numbers, or if the network or the loss cannot be captured (they ask the host about values),
-    it is an :class:`EagerPass`.
+    Without CUDA, with random numbers, or if the network or the loss cannot be captured (they ask the host about
+    values), it is an :class:`EagerPass`.
 
     Args:
         model: The network, with all of its parameters on one device.
