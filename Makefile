@@ -57,13 +57,16 @@ $(BENCH_READY): $(READY)
 	@$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev,bench]"
 	@touch $@
 
+# Tests that start processes of their own come last and one at a time: they need the cores for themselves.
 test: lint
-	@echo "==> all tests and doctests"
-	@$(BIN)/python -m pytest
+	@echo "==> tests and doctests"
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not distributed"
+	@echo "==> tests that train with many processes"
+	@$(BIN)/python -m pytest -m distributed tests/distributed
 
 fast: $(READY)
 	@echo "==> tests that are not slow"
-	@$(BIN)/python -m pytest -m "not slow"
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not distributed"
 
 lint: $(READY)
 	@echo "==> format"

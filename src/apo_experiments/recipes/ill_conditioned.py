@@ -19,12 +19,21 @@ __all__ = ["RECIPES"]
 _ENTRIES = (
     Entry("SGDm", "sgdm", {"lr": 0.03}, grid=grids.SGDM_UCI),
     Entry("Adam", "adam", {"lr": 3e-3}, grid=grids.ADAM_UCI),
-    Entry("Shampoo", "shampoo", {"lr": 0.3}, grid=grids.SHAMPOO),
-    Entry("KFAC", "kfac", {"lr": 0.03, "damping": 1e-3}, grid=grids.KFAC_UCI),
+    Entry("Shampoo", "shampoo", {"lr": 0.1}, grid=grids.SHAMPOO),
+    Entry("KFAC", "kfac", {"lr": 0.03, "damping": 3e-4}, grid=grids.KFAC_UCI),
     Entry(
         "APO-Precond",
         "apo-precond",
-        {"lr": 0.1, "interval": 1, "fsd_weight": 0.0, "wsd_weight": 0.01, "meta_lr": 1e-3, "warmup": "none"},
+        {
+            "lr": 0.03,
+            "momentum": 0.9,
+            "interval": 1,
+            "fsd_weight": 0.0,
+            "wsd_weight": 0.01,
+            "meta_lr": 0.1,
+            "meta_beta2": 0.9,
+            "warmup": "none",
+        },
         grid=grids.APO_UCI,
     ),
 )

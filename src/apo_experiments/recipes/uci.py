@@ -17,36 +17,45 @@ from apo_experiments.recipes import grids
 from apo_experiments.recipes.smoke import smoke_hyper
 from apo_experiments.tasks.uci import DEFAULTS, uci
 
-__all__ = ["ENTRIES", "RECIPES", "SMOKE"]
+__all__ = ["RECIPES"]
 
-#: The paper's methods.
-ENTRIES = (
-    Entry("SGDm", "sgdm", {"lr": 0.1}, grid=grids.SGDM_UCI),
-    Entry("Adam", "adam", {"lr": 1e-3}, grid=grids.ADAM_UCI),
-    Entry("Shampoo", "shampoo", {"lr": 0.1}, grid=grids.SHAMPOO),
-    Entry("KFAC", "kfac", {"lr": 0.01, "damping": 1e-2}, grid=grids.KFAC_UCI),
-    Entry(
-        "APO-Precond",
-        "apo-precond",
-        {
-            "lr": 0.3,
-            "interval": 1,
-            "fsd_weight": 0.0,
-            "wsd_weight": 0.01,
-            "meta_lr": 1e-3,
-            "warmup_lr": 0.01,
-            "warmup_interval": 1,
-        },
-        grid=grids.APO_UCI,
-    ),
-)
+#: Learning rate of Adam and of Shampoo, learning rate and damping of KFAC, WSD weight of APO-Precond.
+_CHOSEN = {
+    "slice": (1e-3, 0.03, 0.003, 3e-2, 0.1),
+    "protein": (3e-3, 0.03, 0.003, 3e-2, 3.0),
+    "parkinsons": (3e-3, 0.1, 0.01, 1e-2, 0.1),
+}
+
+
+def _entries(table: str) -> tuple[Entry, ...]:
+    """Return the paper's methods."""
+    adam, shampoo, kfac, damping, wsd_weight = _CHOSEN[table]
+    apo = {
+        "lr": 0.3,
+        "scale": 0.1,
+        "momentum": 0.9,
+        "interval": 1,
+        "fsd_weight": 0.0,
+        "wsd_weight": wsd_weight,
+        "meta_lr": 1e-3,
+        "warmup_lr": 0.01,
+        "warmup_interval": 1,
+    }
+    return (
+        Entry("SGDm", "sgdm", {"lr": 0.1 if table == "parkinsons" else 0.03}, grid=grids.SGDM_UCI),
+        Entry("Adam", "adam", {"lr": adam}, grid=grids.ADAM_UCI),
+        Entry("Shampoo", "shampoo", {"lr": shampoo}, grid=grids.SHAMPOO),
+        Entry("KFAC", "kfac", {"lr": kfac, "damping": damping}, grid=grids.KFAC_UCI),
+        Entry("APO-Precond", "apo-precond", apo, grid=grids.APO_UCI),
+    )
+
 
 #: Options of the task for seconds.
-SMOKE = {"data": "generated", "rows": 128, "hidden": 16, "batch_size": 32}
+_SMOKE = {"data": "generated", "rows": 128, "hidden": 16, "batch_size": 32}
 
 
 def _recipe(table: str, title: str, epochs: int, minutes: tuple[float, float]) -> Recipe:
-    name = f"uci-{table}"
+    name, entries = f"uci-{table}", _entries(table)
     return Recipe(
         name=name,
         title=f"Regression on {title}",
@@ -55,11 +64,11 @@ def _recipe(table: str, title: str, epochs: int, minutes: tuple[float, float]) -
         defaults=DEFAULTS | {"table": table},
         data=(table,),
         scales={
-            "smoke": Scale(2, 1, 0.05, SMOKE, smoke_hyper(ENTRIES)),
+            "smoke": Scale(2, 1, 0.05, _SMOKE, smoke_hyper(entries)),
             "cpu": Scale(epochs, 1, minutes[0]),
             "paper": Scale(500, 3, minutes[1]),
         },
-        entries=ENTRIES,
+        entries=entries,
         metric="objective",
         goal="min",
         notes="APO-Precond reaches the lowest training loss (mean squared error of normalised targets).",
