@@ -9,6 +9,8 @@ the appendix repeats ResNet-34's RMSprop with a schedule as 93.97 where Table 4 
 APO runs with the library's defaults (tail look-ahead, over-relaxation 1.4); ``--set preset=paper`` gives the paper's
 settings, with which a rate with momentum runs away.
 
+Fixed and initial rates and weight decay are starting points from the grids, not yet the best of a sweep.
+
 Scales: smoke runs on generated images with narrow networks, in seconds; cpu takes real images and a small network for a
 few epochs, in minutes; paper is the paper's own, hours to days on one GPU.
 """

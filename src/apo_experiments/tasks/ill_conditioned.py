@@ -5,7 +5,7 @@ Targets are :math:`t = A x` with standard normal x, the network is :math:`W_2 W_
 .. math:: J(W_1, W_2) = E_x \|A x - W_2 W_1 x\|^2 = \|A - W_2 W_1\|_F^2 .
 
 The singular values of A fall evenly on a log scale from 1 to 1 / condition number, between random orthogonal bases.
-The sizes are Rahimi and Recht's: six inputs, six hidden units, ten outputs.
+Neither they nor the sizes (six inputs, six hidden units, ten outputs) are the paper's, which gives none.
 """
 
 from __future__ import annotations
