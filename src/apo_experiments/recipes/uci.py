@@ -10,8 +10,8 @@ a meta-rate of 1e-3 instead of the paper's 1e-4, a meta-step at every step, and 
 What was found so far, on one seed and in shorter runs, does not show the claim. Parkinsons, 100 epochs: KFAC 6.9e-3,
 Shampoo 9.6e-3, APO-Precond 1.9e-2 (WSD weight 0.01; the recipe's 0.1 was better after 60 epochs), SGDm 2.7e-2, Adam
 3.2e-2. Protein, 10 epochs: KFAC 0.378, Shampoo 0.435, Adam 0.441, APO-Precond 0.457, SGDm 0.473. Budgets were not
-equal: 22 settings of APO-Precond on Parkinsons, three to six of each of the others. Many settings diverge, KFAC's as well.
-Slice could not be run: its settings are guesses.
+equal: 22 settings of APO-Precond on Parkinsons, three to six of each of the others. Many settings diverge, KFAC's as
+well. Slice could not be run: its settings are guesses.
 
 Scales: smoke runs on generated rows in seconds; cpu trains for fewer epochs, in minutes; paper is the paper's own.
 """
