@@ -48,8 +48,11 @@ def adam_step(model, arguments):
     return step
 
 
+DIVERGENCES = [CategoricalKL(), SquaredError(), Bregman(F.cross_entropy)]
+
+
 @pytest.mark.parametrize("weight_decay", [0.0, 0.3, {"0.weight": 0.5, "4.bias": 0.1}], ids=repr)
-@pytest.mark.parametrize("discrepancy", [CategoricalKL(), SquaredError(), Bregman(F.cross_entropy)], ids=lambda rho: type(rho).__name__)
+@pytest.mark.parametrize("discrepancy", DIVERGENCES, ids=lambda rho: type(rho).__name__)
 def test_meta_gradient_agrees_with_finite_differences(discrepancy, weight_decay):
     model = network()
     arguments = setting(discrepancy=discrepancy, weight_decay=weight_decay)
