@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+# Where the tests were started in the background, the shell has told them to ignore Ctrl-C, and their subprocesses too;
+# tests of what an interruption does need it to arrive.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_configure() -> None:
