@@ -15,7 +15,7 @@ from torch import Tensor
 
 from apo.processes import is_sharded, summed_over_shards
 
-__all__ = ["advance_", "assign_", "clones", "differences", "dot", "dots", "norm", "wide"]
+__all__ = ["advance_", "assign_", "differences", "dot", "dots", "norm", "wide"]
 
 Vector = Sequence[Tensor]
 
@@ -23,11 +23,6 @@ Vector = Sequence[Tensor]
 def wide(tensor: Tensor) -> Tensor:
     """Widen a 16-bit tensor to float32; leave others alone."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
-
-
-def clones(tensors: Vector) -> list[Tensor]:
-    """Copy a vector, detached from every graph."""
-    return [tensor.detach().clone() for tensor in tensors]
 
 
 @torch.no_grad()
