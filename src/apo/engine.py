@@ -14,7 +14,9 @@ and the only code that puts look-ahead weights into the network.
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +26,7 @@ from torch import Tensor, nn
 
 from apo.errors import MissingBatchError, NonFiniteError
 from apo.fsd_batches import FSDBatches
-from apo.isolation import RandomState, undisturbed
+from apo.isolation import RandomState, Surface
 from apo.objective import ProximalObjective, weight_decay_value
 from apo.processes import Processes, fold_up
 from apo.records import MetaStep
@@ -52,6 +54,7 @@ class _LookAhead:
 class _Surroundings:
     """What stays the same while look-aheads from one theta are evaluated."""
 
+    surface: Surface  # what the passes may touch
     parameters: list[Tensor]
     origin: list[Tensor]  # theta
     decay: list[float]  # coupled weight decay of each parameter
@@ -163,17 +166,18 @@ class Engine:
     ) -> _Surroundings:
         for recording in recordings:
             recording.check_unchanged()
+        surface = self._surface()
         decay = self.rule.coupled_weight_decay()
         losses = list(recordings)
         fsd: list[Recording] = []
         if self.objective.fsd_weight > 0 or self.loss_on_other_batch:
-            fsd = losses if self.batches.is_same else [self._with_common_randomness(self.batches.draw(losses[-1]))]
+            fsd = losses if self.batches.is_same else [self._drawn(losses[-1], surface)]
         if self.loss_on_other_batch:
             losses = fsd
         if not self.objective.fsd_weight > 0:
-            return _Surroundings(parameters, origin, decay, losses, [], [], self._scale())
+            return _Surroundings(surface, parameters, origin, decay, losses, [], [], self._scale())
         old = [recording.prediction for recording in fsd] if self.batches.is_same else None
-        return _Surroundings(parameters, origin, decay, losses, fsd, old, self._scale())
+        return _Surroundings(surface, parameters, origin, decay, losses, fsd, old, self._scale())
 
     def _look(self, displacement: Sequence[Tensor], around: _Surroundings) -> _LookAhead:
         """Evaluate Q and its gradient at theta + displacement, and come back to theta.
@@ -181,32 +185,34 @@ class Engine:
         The two batches are back-propagated one after the other, so that only one graph is alive at a time.
         """
         parameters = around.parameters
-        zero = torch.zeros((), device=parameters[0].device)
-        loss, fsd = zero, zero
+        losses, discrepancies = [], []
         try:
-            with self._undisturbed(), torch.enable_grad():
+            with around.surface.undisturbed(), torch.enable_grad():
                 old_predictions = self._old_predictions(around)  # the weights are still at theta
                 advance_(parameters, displacement, 1.0)
                 fold_up(self.model.modules())
                 for recording in around.losses:
-                    value, both = self._loss_and_same_batch_fsd(recording, around)
-                    loss, fsd = loss + value, fsd + both
+                    loss, fsd = self._loss_and_same_batch_fsd(recording, around)
+                    losses.append(loss)
+                    discrepancies += [] if fsd is None else [fsd]
                 if not self.batches.is_same:
                     for recording, old in zip(around.fsd, old_predictions, strict=True):
                         new, _ = recording.evaluate(self.model, self.criterion)
-                        fsd = fsd + self._backward_fsd(new, old, recording, around.scale)
+                        discrepancies.append(self._backward_fsd(new, old, recording, around.scale))
                 gradient = [_gradient(p, around.scale) for p in parameters]
-            loss = loss + weight_decay_value(parameters, around.decay)
-            gradient = [
-                h + decay * wide(p.detach()) if decay else h
-                for h, p, decay in zip(gradient, parameters, around.decay, strict=True)
-            ]
+            if any(around.decay):
+                losses.append(weight_decay_value(parameters, around.decay))
+                gradient = [
+                    h + decay * wide(p.detach()) if decay else h
+                    for h, p, decay in zip(gradient, parameters, around.decay, strict=True)
+                ]
         finally:
             assign_(parameters, around.origin)
             fold_up(self.model.modules())
         if self.objective.wsd_weight:
             gradient = [h + self.objective.wsd_weight * d for h, d in zip(gradient, displacement, strict=True)]
-        return _LookAhead(loss, fsd, 0.5 * norm(displacement).square(), gradient)
+        wsd = 0.5 * norm(displacement).square()
+        return _LookAhead(_sum(losses, wsd), _sum(discrepancies, wsd), wsd, gradient)
 
     def _old_predictions(self, around: _Surroundings) -> list[Any]:
         if around.old is None:
@@ -214,7 +220,7 @@ class Engine:
                 around.old = [recording.evaluate(self.model, self.criterion)[0] for recording in around.fsd]
         return around.old
 
-    def _loss_and_same_batch_fsd(self, recording: Recording, around: _Surroundings) -> tuple[Tensor, Tensor]:
+    def _loss_and_same_batch_fsd(self, recording: Recording, around: _Surroundings) -> tuple[Tensor, Tensor | None]:
         """Back-propagate the loss of one batch and, if B' is B, the discrepancy of the same outputs."""
         new, loss = recording.evaluate(self.model, self.criterion)
         if loss is None:
@@ -222,12 +228,12 @@ class Engine:
                 "the loss term was asked for on another batch, but that batch has no targets: let fsd_batch yield "
                 "(inputs, target) pairs"
             )
-        weighted = (loss * recording.weight).sum()
+        weighted = _weighted(loss, recording.weight)
         if not (self.batches.is_same and around.fsd):
-            (weighted * around.scale).backward()
-            return weighted.detach(), torch.zeros_like(weighted)
+            _times(weighted, around.scale).backward()
+            return weighted.detach(), None
         fsd = self.objective.fsd(new, recording.prediction, recording) / len(around.fsd)
-        ((weighted + self.objective.fsd_weight * fsd) * around.scale).backward()
+        _times(weighted + self.objective.fsd_weight * fsd, around.scale).backward()
         return weighted.detach(), fsd.detach()
 
     def _backward_fsd(self, new: Any, old: Any, recording: Recording, scale: float) -> Tensor:
@@ -235,16 +241,16 @@ class Engine:
         (fsd * (self.objective.fsd_weight * scale)).backward()
         return fsd.detach()
 
-    def _with_common_randomness(self, recording: Recording) -> Recording:
-        """Have a batch of the function-space term see the same dropout masks at theta and at theta'."""
-        return recording.with_random_state(RandomState.capture({p.device for p in self.model.parameters()}))
+    def _drawn(self, current: Recording, surface: Surface) -> Recording:
+        """Draw B'; it sees the same dropout masks at theta and at theta'."""
+        return self.batches.draw(current).with_random_state(RandomState.capture(surface.devices))
 
     def _scale(self) -> float:
         return float(self.scaler.get_scale()) if self.scaler is not None and self.scaler.is_enabled() else 1.0
 
-    def _undisturbed(self) -> Any:
+    def _surface(self) -> Surface:
         modules = [module for module in (self.model, self.criterion) if isinstance(module, nn.Module)]
-        return undisturbed(modules, [p for group in self.rule.optimizer.param_groups for p in group["params"]])
+        return Surface(modules, [p for group in self.rule.optimizer.param_groups for p in group["params"]])
 
     def _check_weights(self, step: int, parameters: list[Tensor], origin: list[Tensor]) -> None:
         if not math.isfinite(_to_floats(norm(parameters))[0]):
@@ -265,7 +271,24 @@ def _gradient(parameter: Tensor, scale: float) -> Tensor:
 
 def _training_loss(recordings: Sequence[Recording]) -> Tensor:
     """Return the loss whose gradient the optimizer used, at the weights before the step."""
-    return torch.stack([(r.loss * r.weight).sum() for r in recordings if r.loss is not None]).sum()
+    return _sum([_weighted(r.loss, r.weight) for r in recordings if r.loss is not None])
+
+
+def _weighted(loss: Tensor, weight: float | Tensor) -> Tensor:
+    """Return a loss times the factor with which it was back-propagated; a loss without reduction is summed."""
+    value = loss * weight if isinstance(weight, Tensor) else _times(loss, weight)
+    return value.sum() if value.ndim else value
+
+
+def _times(tensor: Tensor, factor: float) -> Tensor:
+    return tensor if factor == 1.0 else tensor * factor
+
+
+def _sum(terms: Sequence[Tensor | float], like: Tensor | None = None) -> Tensor:
+    """Add up what is there; nothing gives a zero on the device of ``like``."""
+    if not terms:
+        return torch.zeros_like(like)  # type: ignore[arg-type]
+    return functools.reduce(operator.add, terms)  # type: ignore[return-value]
 
 
 def _check_loss(step: int, loss: float) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from apo.processes import is_sharded, summed_over_shards
 
-__all__ = ["advance_", "assign_", "differences", "dot", "dots", "norm", "wide"]
+__all__ = ["advance_", "assign_", "copies", "differences", "dot", "norm", "scaled", "wide"]
 
 Vector = Sequence[Tensor]
 
@@ -33,6 +33,20 @@ def assign_(target: Vector, source: Vector) -> None:
 
 
 @torch.no_grad()
+def copies(vector: Vector) -> list[Tensor]:
+    """Return a vector of its own memory with the same values."""
+    result = [torch.empty_like(tensor, requires_grad=False) for tensor in vector]
+    assign_(result, vector)
+    return result
+
+
+@torch.no_grad()
+def scaled(vector: Vector, factor: float | Sequence[float]) -> list[Tensor]:
+    """Return a number times the vector, or one number for each part times that part."""
+    return list(torch._foreach_mul(list(vector), factor)) if vector else []  # type: ignore[call-overload]  # pyright: ignore
+
+
+@torch.no_grad()
 def advance_(target: Vector, direction: Vector, rate: float) -> None:
     """Add ``rate * direction`` to ``target`` in place, rounding once."""
     if target:
@@ -40,28 +54,23 @@ def advance_(target: Vector, direction: Vector, rate: float) -> None:
 
 
 @torch.no_grad()
-def differences(left: Vector, right: Vector, divisor: float = 1.0) -> list[Tensor]:
-    """Return ``(left - right) / divisor``, in float32 at least."""
+def differences(left: Vector, right: Vector) -> list[Tensor]:
+    """Return ``left - right``, in float32 at least."""
     if not left:
         return []
-    result = torch._foreach_sub([wide(tensor) for tensor in left], [wide(tensor) for tensor in right])  # pyright: ignore[reportPrivateImportUsage]
-    if divisor != 1.0:
-        torch._foreach_div_(result, divisor)  # pyright: ignore[reportPrivateImportUsage]
-    return list(result)
-
-
-def dots(left: Vector, right: Vector) -> Tensor:
-    """Return the inner products of the parts of two vectors, shape ``[parts]``."""
-    if not left:
-        return torch.zeros(0)
-    pairs = zip(_local(left), _local(right), strict=True)
-    values = torch.stack([torch.dot(wide(one).reshape(-1), wide(other).reshape(-1)) for one, other in pairs])
-    return summed_over_shards(values, list(left)) if _any_sharded(left) else values
+    return list(torch._foreach_sub([wide(tensor) for tensor in left], [wide(tensor) for tensor in right]))  # pyright: ignore[reportPrivateImportUsage]
 
 
 def dot(left: Vector, right: Vector) -> Tensor:
     """Return the inner product of two vectors as a 0-dimensional tensor."""
-    return dots(left, right).sum()
+    if not left:
+        return torch.zeros(())
+    ones, others = _flat(left), _flat(right)
+    if ones[0].is_cuda and not _any_sharded(left):
+        # Two copies cost less than a kernel for each part: there are hundreds of parts, most of them tiny.
+        return torch.dot(torch.cat(ones), torch.cat(others))
+    values = torch.stack([torch.dot(one, other) for one, other in zip(ones, others, strict=True)])
+    return (summed_over_shards(values, list(left)) if _any_sharded(left) else values).sum()
 
 
 def norm(tensors: Vector) -> Tensor:
@@ -71,6 +80,10 @@ def norm(tensors: Vector) -> Tensor:
     if _any_sharded(tensors):
         return dot(tensors, tensors).sqrt()
     return torch.linalg.vector_norm(torch.stack(list(torch._foreach_norm([wide(t) for t in tensors]))))  # pyright: ignore[reportPrivateImportUsage]
+
+
+def _flat(tensors: Vector) -> list[Tensor]:
+    return [wide(tensor).reshape(-1) for tensor in _local(tensors)]
 
 
 def _any_sharded(tensors: Vector) -> bool:

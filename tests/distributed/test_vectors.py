@@ -8,7 +8,7 @@ from tests.distributed.processes import in_processes
 from torch import Tensor
 
 from apo.processes import Processes, is_sharded, shard_like, whole
-from apo.vectors import advance_, assign_, differences, dots, norm
+from apo.vectors import advance_, assign_, copies, differences, dot, norm, scaled
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
@@ -25,7 +25,15 @@ def _results(left: list[Tensor], right: list[Tensor]) -> list[Tensor]:
     advance_(moved, right, -0.5)
     assigned = [torch.zeros_like(tensor) for tensor in left]
     assign_(assigned, right)
-    return [dots(left, right), norm(left), *moved, *assigned, *differences(left, right, 2.0)]
+    return [
+        dot(left, right),
+        norm(left),
+        *moved,
+        *assigned,
+        *copies(left),
+        *scaled(left, 2.0),
+        *differences(left, right),
+    ]
 
 
 def _sharded_results() -> dict[str, list[Tensor]]:

@@ -18,8 +18,10 @@ optimizer steps at a large rate and the step is scaled; the optimizer's state do
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,9 +31,9 @@ from torch.optim import Optimizer
 from apo.rules.base import MetaOptimizerFactory, Probe, Proposal, Rule
 from apo.rules.linearity import check_linear_in_lr
 from apo.rules.schedule import ScheduledGroup, base_rate
-from apo.rules.tail import coupled_decay, has_tail, tail_direction
+from apo.rules.tail import coupled_decay, has_tail, tail_displacement
 from apo.rules.warm_start import find_turning_point
-from apo.vectors import advance_, differences, dot, dots
+from apo.vectors import advance_, differences, dot, scaled
 
 __all__ = ["LearningRate"]
 
@@ -164,18 +166,19 @@ class LearningRate(Rule):
     def propose(self, theta: Mapping[Tensor, Tensor]) -> Proposal:
         """Measure the step d and look ahead along it or along the tail."""
         self._show()
-        steps, owners = [], []
-        for index, group in enumerate(self._groups):
-            members = [p for p in group["params"] if p.grad is not None]
-            steps += differences(members, [theta[p] for p in members], divisor=self._measuring_rate(group))
-            owners += [index] * len(members)
-        return _RateProposal(self, theta, steps, owners)
+        members = []
+        for group in self._groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            origin = [theta[p] for p in parameters]
+            members.append(_Members(parameters, origin, differences(parameters, origin), self._measuring_rate(group)))
+        return _RateProposal(self, members)
 
-    def tail(self, theta: Mapping[Tensor, Tensor], parameter: Tensor, group: int) -> Tensor:
-        """Return the tail of one parameter per unit of the rate; the optimizer has stepped."""
-        return tail_direction(
-            self.optimizer, self._groups[group], theta[parameter], parameter, parameter in self._fresh
-        )
+    def look_ahead_of(self, group: int, members: _Members, rate: float) -> list[Tensor]:
+        """Return the look-ahead of a group's parameters at a rate; the optimizer has stepped."""
+        if self.look_ahead == "step":
+            return scaled(members.steps, rate / members.measured_at)
+        fresh = [p in self._fresh for p in members.parameters]
+        return tail_displacement(self.optimizer, self._groups[group], members.origin, members.parameters, fresh, rate)
 
     def first_look(self, proposal: Proposal, probe: Probe) -> None:
         """Search for the rate at which the look-ahead turns from better to worse; start at a tenth of it."""
@@ -201,13 +204,13 @@ class LearningRate(Rule):
     @torch.no_grad()
     def meta_update(self, gradients: Sequence[Tensor]) -> None:
         """Move log eta, by at most ``max_change`` and within the bounds."""
-        before = [parameter.clone() for parameter in self._phi]
+        before = [float(parameter) for parameter in self._phi]
         super().meta_update(gradients)
         low, high = math.log(self.bounds[0]), math.log(self.bounds[1])
+        limit = math.inf if self.max_change is None else self.max_change
         for parameter, old in zip(self._phi, before, strict=True):
-            if self.max_change is not None:
-                parameter.copy_(torch.clamp(parameter, old - self.max_change, old + self.max_change))
-            parameter.clamp_(low, high)
+            change = min(max(float(parameter) - old, -limit), limit)
+            parameter.fill_(min(max(old + change, low), high))
         self._show()
 
     def coupled_weight_decay(self) -> list[float]:
@@ -301,46 +304,46 @@ class LearningRate(Rule):
             self._ratios.append(rate / self._first_rate)
 
 
+@dataclass(frozen=True)
+class _Members:
+    """The parameters of one group that move, and how far the optimizer's own step took them."""
+
+    parameters: list[Tensor]
+    origin: list[Tensor]  # theta
+    steps: list[Tensor]
+    measured_at: float  # the rate of that step
+
+
 class _RateProposal(Proposal):
     """A look-ahead along a direction that does not depend on the rate."""
 
-    def __init__(
-        self, rule: LearningRate, theta: Mapping[Tensor, Tensor], steps: list[Tensor], owners: list[int]
-    ) -> None:
+    def __init__(self, rule: LearningRate, groups: list[_Members]) -> None:
         self._rule = rule
-        self._theta = theta
-        self._steps = steps  # the optimizer's own step of each moved parameter, per unit of the rate
-        self._owners = owners  # its param group
-        self._parameters = rule.moved()
-        self._last: tuple[list[float], list[Tensor]] | None = None  # scales and displacement
+        self._groups = groups
+        self._last: tuple[list[float], list[list[Tensor]]] | None = None  # rates and displacement, group by group
 
     def displacement(self, factor: float = 1.0) -> list[Tensor]:
         """Return eta / sigma times the look-ahead direction, with eta scaled by ``factor``.
 
         Only the displacement is kept: the tail it is made of would be one vector more while the network runs.
         """
-        scales = [factor * rate / self._rule.over_relaxation for rate in self._rule.learned_rates()]
-        if self._last is None or self._last[0] != scales:
+        rates = [factor * rate / self._rule.over_relaxation for rate in self._rule.learned_rates()]
+        if self._last is None or self._last[0] != rates:
             self._last = None
-            self._last = scales, [self._part(i, scales[owner]) for i, owner in enumerate(self._owners)]
-        return self._last[1]
-
-    def _part(self, index: int, scale: float) -> Tensor:
-        """Return the displacement of one parameter."""
-        if self._rule.look_ahead == "step":
-            return self._steps[index] * scale
-        return self._rule.tail(self._theta, self._parameters[index], self._owners[index]).mul_(scale)
+            parts = [self._rule.look_ahead_of(i, self._groups[i], rate) for i, rate in enumerate(rates)]
+            self._last = rates, parts
+        return [tensor for part in self._last[1] for tensor in part]
 
     def pull_back(self, cotangent: Sequence[Tensor]) -> list[Tensor]:
         """Return <h, Delta> over the parameters of each phi."""
-        slopes = dots(cotangent, self.displacement())
+        displacement = self.displacement()
         if not self._rule.per_group:
-            return [slopes.sum()]
-        owners = torch.tensor(self._owners, device=slopes.device)
-        return [slopes[owners == index].sum() for index in range(len(self._rule.phi()))]
+            return [dot(cotangent, displacement)]
+        ends = list(itertools.accumulate(len(members.parameters) for members in self._groups))
+        spans = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+        return [dot(cotangent[span], displacement[span]) for span in spans]
 
     def take_step(self) -> None:
         """Move by the optimizer's own step at the rate in force now."""
-        for index, rate in enumerate(self._rule.rates()):
-            mine = [i for i, owner in enumerate(self._owners) if owner == index]
-            advance_([self._parameters[i] for i in mine], [self._steps[i] for i in mine], rate)
+        for members, rate in zip(self._groups, self._rule.rates(), strict=True):
+            advance_(members.parameters, members.steps, rate / members.measured_at)

@@ -21,16 +21,16 @@ decoupled decay adds :math:`-w\,\theta`, which acts at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from apo.vectors import wide
+from apo.vectors import advance_, scaled, wide
 
-__all__ = ["coupled_decay", "has_tail", "tail_direction"]
+__all__ = ["coupled_decay", "has_tail", "tail_displacement"]
 
 State = dict[str, Any]
 
@@ -47,54 +47,96 @@ def has_tail(optimizer: Optimizer) -> bool:
     return type(optimizer) in _TAILS
 
 
-def tail_direction(
-    optimizer: Optimizer, group: dict[str, Any], theta: Tensor, parameter: Tensor, fresh: bool
-) -> Tensor:
-    """Return the tail of one parameter per unit of lr, after the optimizer has stepped.
+@torch.no_grad()
+def tail_displacement(
+    optimizer: Optimizer,
+    group: dict[str, Any],
+    theta: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    fresh: Sequence[bool],
+    rate: float,
+) -> list[Tensor]:
+    """Return ``rate`` times the tail of some parameters of one group, after the optimizer has stepped.
 
     Args:
         optimizer: One for which :func:`has_tail` holds.
-        group: The parameter's group.
-        theta: Its value before the step.
-        parameter: The parameter, with its gradient.
-        fresh: Whether it had no state before this step.
+        group: The parameters' group.
+        theta: Their values before the step.
+        parameters: The parameters, with their gradients.
+        fresh: Whether each of them had no state before this step.
+        rate: The learning rate at which to look ahead.
     """
-    gradient = wide(parameter.grad)  # type: ignore[arg-type]
+    gradients = [wide(p.grad) for p in parameters]  # type: ignore[arg-type]
     decay = coupled_decay(optimizer, group)
     if decay:
-        gradient = gradient + decay * wide(theta)
-    direction = _TAILS[type(optimizer)](gradient, optimizer.state[parameter], group, fresh).neg_()
+        gradients = scaled(gradients, 1.0)
+        advance_(gradients, [wide(value) for value in theta], decay)
+    states = [optimizer.state[p] for p in parameters]
+    displacement = _TAILS[type(optimizer)](gradients, states, group, fresh, -rate)
     decoupled = float(group.get("weight_decay", 0.0)) - decay
-    return direction - decoupled * wide(theta) if decoupled else direction
+    if decoupled:
+        advance_(displacement, [wide(value) for value in theta], -rate * decoupled)
+    return displacement
 
 
-def _sgd(gradient: Tensor, state: State, group: dict[str, Any], fresh: bool) -> Tensor:
+def _sgd(
+    gradients: list[Tensor], states: list[State], group: dict[str, Any], fresh: Sequence[bool], factor: float
+) -> list[Tensor]:
     momentum = group["momentum"]
-    entering = 1.0 if fresh else 1.0 - group["dampening"]
-    later = entering * momentum / (1.0 - momentum)
-    return gradient * ((1.0 if group["nesterov"] or not momentum else entering) + later)
+    weights = []
+    for is_fresh in fresh:
+        entering = 1.0 if is_fresh else 1.0 - group["dampening"]
+        now = 1.0 if group["nesterov"] or not momentum else entering
+        weights.append(factor * (now + entering * momentum / (1.0 - momentum)))
+    return scaled(gradients, weights[0] if len(set(weights)) == 1 else weights)
 
 
-def _adam(gradient: Tensor, state: State, group: dict[str, Any], fresh: bool) -> Tensor:
-    second = state["max_exp_avg_sq"] if group.get("amsgrad") else state["exp_avg_sq"]
-    beta, step = group["betas"][1], state["step"]
-    # expm1 because 1 - 0.999 ** t cancels while t is small; the count may live on an accelerator, so it is not read.
-    correction = -torch.expm1(step.to(gradient.dtype) * math.log(beta)) if beta else 1.0
-    return gradient / ((wide(second) / correction).sqrt() + group["eps"])
+def _adam(
+    gradients: list[Tensor], states: list[State], group: dict[str, Any], fresh: Sequence[bool], factor: float
+) -> list[Tensor]:
+    second = [wide(s["max_exp_avg_sq"] if group.get("amsgrad") else s["exp_avg_sq"]) for s in states]
+    roots = list(torch._foreach_sqrt(second))  # pyright: ignore[reportPrivateImportUsage]
+    corrections = [_root_of_bias_correction(group["betas"][1], s["step"]) for s in states]
+    torch._foreach_div_(roots, corrections)  # pyright: ignore
+    return _divided(gradients, roots, group["eps"], factor)
 
 
-def _rmsprop(gradient: Tensor, state: State, group: dict[str, Any], fresh: bool) -> Tensor:
-    second = wide(state["square_avg"])
+def _root_of_bias_correction(beta: float, step: Tensor) -> Any:
+    """Return sqrt(1 - beta ** t); a count that lives on an accelerator is not read."""
+    if not beta:
+        return 1.0 if step.device.type == "cpu" else torch.ones_like(step)
+    # expm1 because 1 - 0.999 ** t cancels while t is small
+    if step.device.type == "cpu":
+        return math.sqrt(-math.expm1(float(step) * math.log(beta)))
+    return (-torch.expm1(step * math.log(beta))).sqrt()
+
+
+def _rmsprop(
+    gradients: list[Tensor], states: list[State], group: dict[str, Any], fresh: Sequence[bool], factor: float
+) -> list[Tensor]:
+    second = [wide(s["square_avg"]) for s in states]
     if group["centered"]:
-        second = second - wide(state["grad_avg"]) ** 2
-    return gradient / ((second.sqrt() + group["eps"]) * (1.0 - group["momentum"]))
+        second = [value - wide(s["grad_avg"]) ** 2 for value, s in zip(second, states, strict=True)]
+    roots = list(torch._foreach_sqrt(second))  # pyright: ignore[reportPrivateImportUsage]
+    return _divided(gradients, roots, group["eps"], factor / (1.0 - group["momentum"]))
 
 
-def _adamax(gradient: Tensor, state: State, group: dict[str, Any], fresh: bool) -> Tensor:
-    return gradient / wide(state["exp_inf"])
+def _adamax(
+    gradients: list[Tensor], states: list[State], group: dict[str, Any], fresh: Sequence[bool], factor: float
+) -> list[Tensor]:
+    return _divided(gradients, scaled([wide(s["exp_inf"]) for s in states], 1.0), 0.0, factor)
 
 
-_TAILS: dict[type[Optimizer], Callable[[Tensor, State, dict[str, Any], bool], Tensor]] = {
+def _divided(gradients: list[Tensor], divisors: list[Tensor], eps: float, factor: float) -> list[Tensor]:
+    """Return ``factor * gradients / (divisors + eps)``; the divisors are used up."""
+    if eps:
+        torch._foreach_add_(divisors, eps)  # pyright: ignore
+    result = list(torch._foreach_div(gradients, divisors))  # pyright: ignore
+    torch._foreach_mul_(result, factor)  # pyright: ignore
+    return result
+
+
+_TAILS: dict[type[Optimizer], Callable[..., list[Tensor]]] = {
     torch.optim.SGD: _sgd,
     torch.optim.Adam: _adam,
     torch.optim.AdamW: _adam,
