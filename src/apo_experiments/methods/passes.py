@@ -14,7 +14,16 @@ from apo.replay import as_call
 from apo_experiments.methods.hyper import choose
 from apo_experiments.problem import Problem
 
-__all__ = ["PRECISIONS", "EagerPass", "TrainingPass", "device_of", "forward", "forward_context", "training_pass"]
+__all__ = [
+    "PRECISIONS",
+    "EagerPass",
+    "TrainingPass",
+    "device_of",
+    "forward",
+    "forward_context",
+    "network_for_meta_steps",
+    "training_pass",
+]
 
 #: Precisions; only "bf16-autocast" changes what a pass does, the others are the network's own.
 PRECISIONS = ("float32", "bf16-autocast", "bf16", "fp16")
@@ -112,5 +121,21 @@ def training_pass(problem: Problem, hyper: Mapping[str, Any]) -> TrainingPass:
     from apo_experiments.methods.graphed import GraphedPass
 
     precision = choose("precision", hyper["precision"], PRECISIONS)
-    graphed = hyper["cuda_graph"] and device_of(problem.model).type == "cuda"
-    return (GraphedPass if graphed else EagerPass)(problem.model, problem.loss, precision)
+    return (GraphedPass if _graphed(problem, hyper) else EagerPass)(problem.model, problem.loss, precision)
+
+
+def network_for_meta_steps(problem: Problem, hyper: Mapping[str, Any]) -> nn.Module:
+    """Return the network, or a stand-in that runs as fast as this machine and these hyperparameters allow.
+
+    Example:
+        >>> problem = Problem(nn.Linear(2, 1), nn.functional.mse_loss, batches=None, evaluate=lambda model: {})
+        >>> network_for_meta_steps(problem, {"cuda_graph": False}) is problem.model
+        True
+    """
+    from apo_experiments.methods.graphed_network import GraphedNetwork
+
+    return GraphedNetwork(problem.model) if _graphed(problem, hyper) else problem.model
+
+
+def _graphed(problem: Problem, hyper: Mapping[str, Any]) -> bool:
+    return hyper["cuda_graph"] and device_of(problem.model).type == "cuda"

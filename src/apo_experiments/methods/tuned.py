@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 import apo
 from apo_experiments.method import Stepper
 from apo_experiments.methods.hyper import choose
-from apo_experiments.methods.passes import EagerPass, forward_context, training_pass
+from apo_experiments.methods.passes import EagerPass, forward_context, network_for_meta_steps, training_pass
 from apo_experiments.methods.schedules import build_scheduler
 from apo_experiments.problem import Budget, Problem
 
@@ -59,7 +59,7 @@ class TunedStepper(Stepper):
 
     def __init__(self, problem: Problem, rule: apo.Rule, hyper: Mapping[str, Any], budget: Budget) -> None:
         self.tuner = apo.APO(
-            problem.model,
+            network_for_meta_steps(problem, hyper),
             rule,
             loss=problem.loss,
             discrepancy=problem.discrepancy,
@@ -80,7 +80,7 @@ class TunedStepper(Stepper):
         self._schedulers = [scheduler for scheduler in schedulers if scheduler is not None]
 
     def step(self, inputs: Any, target: Any) -> Tensor:
-        """Take one step; a pass that a meta-step will look at again runs eagerly, any other as fast as it can."""
+        """Take one step; a pass that a meta-step will look at again is the tuner's, any other one as fast as it can."""
         if self.tuner.is_meta_step() or isinstance(self._pass, EagerPass):
             self.tuner.optimizer.zero_grad()
             with forward_context(self._model, self._precision):

@@ -1,0 +1,124 @@
+"""A network whose forward and backward passes are CUDA graphs, for passes that only the caller knows how to join.
+
+:class:`~apo_experiments.methods.graphed.GraphedPass` replays a whole training pass. A meta-step runs the network on two
+batches, at two points, with two losses: here the network alone is captured, as two graphs, and stands in for itself in
+any of these passes. Losses stay eager, they are a few kernels.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from apo.vectors import copies
+
+__all__ = ["GraphedNetwork"]
+
+#: Eager passes on batches of one shape before the graphs are captured.
+_WARM_UP = 3
+
+
+@final
+class GraphedNetwork(nn.Module):
+    """Stands for a network; where that maps one tensor to one tensor, it replays graphs in training mode.
+
+    Batches of another shape, evaluation, networks off CUDA and networks that draw random numbers run eagerly. A graph
+    has one set of activations, so a backward pass has to follow its forward pass before the next one.
+
+    Args:
+        network: The network, with all of its parameters on one device.
+
+    Example:
+        >>> network = GraphedNetwork(nn.Linear(2, 1))
+        >>> network(torch.ones(3, 2)).shape
+        torch.Size([3, 1])
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self._trainable = [p for p in network.parameters() if p.requires_grad]
+        self._possible = torch.cuda.is_available() and all(p.is_cuda for p in network.parameters())
+        self._graphs: _Graphs | None = None
+        self._pattern: tuple | None = None  # what the batches of the warm-up have in common
+        self._seen = 0
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the network."""
+        one = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
+        if not (one and self._possible and self.network.training):
+            return self.network(*args, **kwargs)
+        inputs = args[0]
+        pattern = _pattern(inputs)
+        if self._graphs is None and torch.is_grad_enabled():
+            self._seen = self._seen + 1 if pattern == self._pattern else 1
+            self._pattern = pattern
+            if self._seen > _WARM_UP:
+                self._graphs = self._captured(inputs)
+            if self._graphs is None:
+                return self._eager(inputs)
+        if self._graphs is None or pattern != self._pattern:
+            return self.network(inputs)
+        return _Replay.apply(self._graphs, inputs, *self._trainable)
+
+    def _eager(self, inputs: Tensor) -> Tensor:
+        before = torch.cuda.get_rng_state()
+        output = self.network(inputs)
+        # A captured generator cannot be set back, as a meta-step does to see the same dropout masks again.
+        self._possible = isinstance(output, Tensor) and torch.equal(before, torch.cuda.get_rng_state())
+        return output
+
+    def _captured(self, inputs: Tensor) -> _Graphs | None:
+        try:
+            return _Graphs(self.network, inputs, self._trainable)
+        except RuntimeError as error:
+            self._possible = False
+            reason = str(error).strip().split("\n")[0]
+            warnings.warn(f"the network cannot be a CUDA graph and runs eagerly: {reason}", stacklevel=3)
+            return None
+
+
+class _Graphs:
+    """The two graphs and the memory that they read and write."""
+
+    def __init__(self, network: nn.Module, inputs: Tensor, parameters: list[nn.Parameter]) -> None:
+        self.inputs = inputs.detach().clone()
+        self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        self.passes = 0
+        torch.clear_autocast_cache()  # 16-bit copies of the weights have to be made anew by every replay
+        torch.cuda.synchronize()
+        with torch.cuda.graph(self.forward):
+            self.output = network(self.inputs)
+        self.cotangent = torch.zeros_like(self.output)
+        with torch.cuda.graph(self.backward, pool=self.forward.pool()):
+            self.gradients = torch.autograd.grad(self.output, parameters, self.cotangent, allow_unused=True)
+        torch.clear_autocast_cache()
+
+
+class _Replay(torch.autograd.Function):
+    """Replays the forward graph, and the backward graph when its turn comes. Results are copied out."""
+
+    @staticmethod
+    def forward(ctx: Any, graphs: _Graphs, inputs: Tensor, *parameters: Tensor) -> Tensor:
+        graphs.inputs.copy_(inputs)
+        graphs.forward.replay()
+        graphs.passes += 1
+        ctx.graphs, ctx.number = graphs, graphs.passes
+        return graphs.output.detach().clone()
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple:
+        graphs: _Graphs = ctx.graphs
+        if ctx.number != graphs.passes:
+            raise RuntimeError("another forward pass has overwritten the activations: call backward() before it.")
+        graphs.cotangent.copy_(cotangents[0])
+        graphs.backward.replay()
+        own = iter(copies([gradient for gradient in graphs.gradients if gradient is not None]))
+        return None, None, *(None if gradient is None else next(own) for gradient in graphs.gradients)
+
+
+def _pattern(inputs: Tensor) -> tuple:
+    return tuple(inputs.shape), inputs.dtype, inputs.device, torch.is_autocast_enabled(inputs.device.type)
