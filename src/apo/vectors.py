@@ -65,11 +65,11 @@ def dot(left: Vector, right: Vector) -> Tensor:
     """Return the inner product of two vectors as a 0-dimensional tensor."""
     if not left:
         return torch.zeros(())
-    ones, others = _flat(left), _flat(right)
-    if ones[0].is_cuda and not _any_sharded(left):
+    pairs = [_flat(one, other) for one, other in zip(_local(left), _local(right), strict=True)]
+    if pairs[0][0].is_cuda and not _any_sharded(left):
         # Two copies cost less than a kernel for each part: there are hundreds of parts, most of them tiny.
-        return torch.dot(torch.cat(ones), torch.cat(others))
-    values = torch.stack([torch.dot(one, other) for one, other in zip(ones, others, strict=True)])
+        return torch.dot(torch.cat([one for one, _ in pairs]), torch.cat([other for _, other in pairs]))
+    values = torch.stack([torch.dot(one, other) for one, other in pairs])
     return (summed_over_shards(values, list(left)) if _any_sharded(left) else values).sum()
 
 
@@ -82,8 +82,13 @@ def norm(tensors: Vector) -> Tensor:
     return torch.linalg.vector_norm(torch.stack(list(torch._foreach_norm([wide(t) for t in tensors]))))  # pyright: ignore[reportPrivateImportUsage]
 
 
-def _flat(tensors: Vector) -> list[Tensor]:
-    return [wide(tensor).reshape(-1) for tensor in _local(tensors)]
+def _flat(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the elements of both in the same order; where that is how they lie in memory, without a copy."""
+    one, other = wide(one), wide(other)
+    if not one.is_contiguous() and one.stride() == other.stride():  # channels last
+        order = sorted(range(one.ndim), key=one.stride, reverse=True)
+        one, other = one.permute(order), other.permute(order)
+    return one.reshape(-1), other.reshape(-1)
 
 
 def _any_sharded(tensors: Vector) -> bool:
