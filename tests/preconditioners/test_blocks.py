@@ -74,21 +74,21 @@ class TestKroneckerStackWithoutRows(BlockSuite):
 
 
 class TestFactoredConv(BlockSuite):
-    factor_shapes: ClassVar = {"B": (3, 3), "A_in": (2, 2), "A_kernel": (4, 4), "S": (3, 2, 4)}
+    factor_shapes: ClassVar = {"B": (3, 3), "A_in": (2, 2), "A_kernel": (4, 4), "S": (3, 4, 2)}
 
     def make(self, **placement):
         return FactoredConvBlock(3, 2, 4, **placement)
 
 
 class TestFactoredConvWithoutChannels(BlockSuite):
-    factor_shapes: ClassVar = {"A_kernel": (4, 4), "S": (3, 2, 4)}
+    factor_shapes: ClassVar = {"A_kernel": (4, 4), "S": (3, 4, 2)}
 
     def make(self, **placement):
         return FactoredConvBlock(3, 2, 4, dense_out=False, dense_in=False, **placement)
 
 
 class TestFactoredConvWithoutKernel(BlockSuite):
-    factor_shapes: ClassVar = {"B": (3, 3), "A_in": (2, 2), "S": (3, 2, 4)}
+    factor_shapes: ClassVar = {"B": (3, 3), "A_in": (2, 2), "S": (3, 4, 2)}
 
     def make(self, **placement):
         return FactoredConvBlock(3, 2, 4, dense_kernel=False, **placement)
@@ -117,9 +117,9 @@ def test_stacked_matrices_do_not_mix():
 def test_factored_conv_is_kronecker_when_its_input_factor_is_a_product():
     factored = randomised(FactoredConvBlock(3, 2, 4, dtype=torch.float64))
     matrix = KroneckerBlock(3, 8, dtype=torch.float64)
-    matrix.factors["A"].copy_(torch.kron(factored.factors["A_in"], factored.factors["A_kernel"]))
+    matrix.factors["A"].copy_(torch.kron(factored.factors["A_kernel"], factored.factors["A_in"]))
     matrix.factors["B"].copy_(factored.factors["B"])
     matrix.factors["S"].copy_(factored.factors["S"].reshape(3, 8))
-    gradient = torch.randn(3, 2, 4, dtype=torch.float64)
-    expected = matrix.apply(gradient.reshape(3, 8)).reshape(3, 2, 4)
+    gradient = torch.randn(3, 4, 2, dtype=torch.float64)
+    expected = matrix.apply(gradient.reshape(3, 8)).reshape(3, 4, 2)
     torch.testing.assert_close(factored.apply(gradient), expected, rtol=1e-12, atol=1e-12)

@@ -55,12 +55,12 @@ def test_convolutions_as_matrices():
 
 def test_convolutions_factored():
     found = shapes(Cnn(), conv="factored")
-    assert found["conv.weight"] == ("FactoredConv", (4, 2, 9))
+    assert found["conv.weight"] == ("FactoredConv", (4, 9, 2))
     assert found["conv.bias"] == ("Diagonal", (4,))
-    assert found["grouped.weight"] == ("FactoredConv", (6, 2, 6))
+    assert found["grouped.weight"] == ("FactoredConv", (6, 6, 2))
     assert found["pointwise.weight"] == ("Kronecker", (4, 7))
-    assert found["up.weight"] == ("FactoredConv", (6, 2, 4))
-    assert found["down.weight"] == ("FactoredConv", (2, 6, 4))
+    assert found["up.weight"] == ("FactoredConv", (6, 4, 2))
+    assert found["down.weight"] == ("FactoredConv", (2, 4, 6))
 
 
 def test_recurrent_layers_have_one_matrix_per_gate():

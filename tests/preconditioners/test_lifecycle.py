@@ -239,6 +239,7 @@ def test_dense_preconditioner_is_the_users_rate_times_identity_at_first():
         ({"warmup_steps": -5}, ValueError, "warmup_steps is -5"),
         ({"warmup": "sgd", "warmup_steps": 5}, TypeError, "warmup is a str"),
         ({"conv": "dense"}, ValueError, "conv is 'dense'"),
+        ({"matmul": "float16"}, ValueError, "matmul is 'float16'"),
     ],
 )
 def test_refuses_options_that_make_no_sense(options, error, message):

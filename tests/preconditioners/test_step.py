@@ -304,3 +304,23 @@ def test_a_step_never_waits_for_the_device():
         optimizer.step()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("matmul", ["float32", "tf32", "bfloat16"])
+def test_a_step_can_be_captured_in_a_cuda_graph(matmul):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.LayerNorm(4)).cuda()
+    twin = copy.deepcopy(model)
+    optimizers = []
+    for network in (model, twin):
+        optimizers.append(Kronecker(network, momentum=0.9, clip=0.1, weight_decay=0.1, matmul=matmul))
+        network(torch.ones(2, 4, device="cuda")).square().sum().backward()
+        optimizers[-1].step()
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        optimizers[0].take_step()
+    captured.replay()
+    captured.replay()
+    optimizers[1].step()
+    optimizers[1].step()
+    assert_same_weights(model, twin, 1e-6)

@@ -8,6 +8,7 @@ from tests.preconditioners.zoo import ZOO, build
 from torch import nn
 
 from apo.preconditioners import (
+    ChannelsLastView,
     ConcatenatedView,
     MatrixView,
     ReshapeView,
@@ -25,7 +26,8 @@ VIEWS: dict[str, View] = {
     "stack with bias": MatrixView((6, 4), bias=True, stack=3),
     "transposed": TransposedConvView((4, 3, 2, 2), 1, MatrixView((3, 4, 2, 2), bias=True)),
     "transposed groups": TransposedConvView((4, 3, 2, 2), 2, MatrixView((6, 2, 2, 2), bias=True)),
-    "transposed factored": TransposedConvView((4, 3, 2, 2), 2, ReshapeView((6, 2, 2, 2), (6, 2, 4))),
+    "transposed factored": TransposedConvView((4, 3, 2, 2), 2, ChannelsLastView((6, 2, 2, 2))),
+    "channels last": ChannelsLastView((3, 2, 2, 3)),
     "concatenated": ConcatenatedView([(2, 3), (), (4,)]),
 }
 
@@ -39,6 +41,21 @@ def test_scatter_and_gather_are_inverses(name):
     assert all(torch.equal(a, b) for a, b in zip(view.scatter(gathered), parts, strict=True))
     other = torch.randn(view.shape)
     assert torch.equal(view.gather(view.scatter(other)), other)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_many_layers_are_gathered_and_scattered_as_one_by_one(name):
+    view = VIEWS[name]
+    parts = [torch.randn(4, *part) for part in view.parts]
+    gathered = view.gather(parts)
+    assert torch.equal(gathered, torch.stack([view.gather([part[i] for part in parts]) for i in range(4)]))
+    assert all(torch.equal(a, b) for a, b in zip(view.scatter(gathered), parts, strict=True))
+
+
+def test_a_weight_in_channels_last_is_gathered_without_a_copy():
+    weight = torch.randn(3, 4, 2, 2).contiguous(memory_format=torch.channels_last)
+    gathered = ChannelsLastView(weight.shape).gather([weight])
+    assert gathered.data_ptr() == weight.data_ptr() and gathered.is_contiguous()
 
 
 @pytest.mark.parametrize("conv", ["matrix", "factored"])

@@ -25,7 +25,7 @@ LAYERS = {
     "records": 1,
     "isolation": 2,
     "discrepancy": 2,
-    "preconditioners": 2,
+    "preconditioners": 3,
     "replay": 3,
     "objective": 4,
     "fsd_batches": 4,

@@ -16,7 +16,7 @@ from .full_block import FullBlock
 from .kronecker import Kronecker
 from .kronecker_block import KroneckerBlock
 from .layers import Layer, plan_layers
-from .views import ConcatenatedView, MatrixView, ReshapeView, TransposedConvView, View
+from .views import ChannelsLastView, ConcatenatedView, MatrixView, ReshapeView, TransposedConvView, View
 
 __all__ = [
     "Preconditioner",
@@ -33,6 +33,7 @@ __all__ = [
     "View",
     "MatrixView",
     "ReshapeView",
+    "ChannelsLastView",
     "TransposedConvView",
     "ConcatenatedView",
 ]

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from apo.processes import whole
+from apo.processes import is_sharded
 
+from .bundled import Bundled
 from .checkpoint import check_factors, load_factors, load_momentum
-from .direction import BlockInput, block_inputs, clipped, preconditioned
+from .direction import Direction
+from .layer_by_layer import LayerByLayer
 from .layers import Layer, plan_layers, trainable_parameters
+from .matmul import check_matmul
 from .options import check_clip, check_group, check_warmup
 from .ownership import Ownership, sharing_group
+from .replayed import Replayed, pays
+from .step import move_weights
 
 __all__ = ["Preconditioner"]
 
@@ -66,8 +71,8 @@ class Preconditioner(Optimizer, ABC):
     """
 
     _OWN = (
-        "layers", "ownership", "clip", "warmup", "warmup_steps", "deferred", "guarded",
-        "_steps", "_handed_over", "_lookahead", "_built",
+        "_layers", "ownership", "clip", "warmup", "warmup_steps", "deferred", "guarded",
+        "_steps", "_handed_over", "_built",
     )  # fmt: skip
 
     def __init__(
@@ -83,6 +88,7 @@ class Preconditioner(Optimizer, ABC):
         decoupled_weight_decay: bool = False,
         conv: str = "matrix",
         max_dim: int = 8192,
+        matmul: str = "float32",
         warmup: Optimizer | None = None,
         warmup_steps: int = 0,
         distribute: bool | None = None,
@@ -97,10 +103,14 @@ class Preconditioner(Optimizer, ABC):
             "decoupled_weight_decay": decoupled_weight_decay,
         }
         check_clip(clip)
+        check_matmul(matmul)
         self._built = False
         super().__init__(trainable_parameters(model) if params is None else params, defaults)
-        self.layers = plan_layers(model, self.structure, conv=conv, max_dim=max_dim, params=self._parameters())
-        self.ownership = Ownership(self.layers, sharing_group(model, self._parameters(), distribute))
+        layers = plan_layers(model, self.structure, conv=conv, max_dim=max_dim, params=self._parameters())
+        for layer in layers:
+            layer.block.matmul = matmul
+        self.ownership = Ownership(layers, sharing_group(model, self._parameters(), distribute))
+        self.layers = layers
         check_warmup(warmup, warmup_steps, [p for layer in self.layers for p in layer.params])
         self.clip = clip
         self.warmup = warmup
@@ -109,13 +119,26 @@ class Preconditioner(Optimizer, ABC):
         self.guarded = False
         self._steps = 0
         self._handed_over = False
-        self._lookahead: tuple[list[Tensor], list[BlockInput]] | None = None
         self._built = True
 
     @property
     @abstractmethod
     def structure(self) -> str:
         """The shape of P: ``"full"``, ``"diagonal"`` or ``"kronecker"``."""
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The plan: names, parameters, views and blocks. Blocks may be exchanged by assigning another list."""
+        return self._layers
+
+    @layers.setter
+    def layers(self, layers: Sequence[Layer]) -> None:
+        self._layers = list(layers)
+        self._planned = {p for layer in self._layers for p in layer.params}
+        self._lookahead: list[Tensor] | None = None
+        alone = self.ownership.size == 1 and not any(is_sharded(p) for p in self._planned)
+        fast = Replayed if alone and pays(self._layers) else Bundled
+        self._direction: Direction = fast(self._layers) if alone else LayerByLayer(self._layers, self.ownership)
 
     # --- what a rule reads ---
 
@@ -130,9 +153,8 @@ class Preconditioner(Optimizer, ABC):
             RuntimeError: If one of them has no block because it was frozen when this optimizer was built.
         """
         moved = [p for p in self._parameters() if p.grad is not None]
-        planned = {id(p) for layer in self.layers for p in layer.params}
         for p in moved:
-            if id(p) not in planned:
+            if p not in self._planned:
                 raise RuntimeError(
                     f"a parameter of shape {tuple(p.shape)} was frozen when {type(self).__name__} was built "
                     "and has a gradient now: unfreeze it before building the optimizer."
@@ -146,9 +168,9 @@ class Preconditioner(Optimizer, ABC):
         g includes coupled weight decay. Neither ``scale``, momentum, clip, schedule nor warm-up take part.
         """
         moved = self.moved()
-        self._lookahead = (moved, [])
-        directions = preconditioned(self._remembered_inputs(), self.ownership)
-        return [-directions[p] for p in moved]
+        displacements = self._direction.displacements(self.param_groups)
+        self._lookahead = moved
+        return [displacements[p] for p in moved]
 
     @torch.no_grad()
     def pull_back(self, cotangents: Sequence[Tensor]) -> list[Tensor]:
@@ -166,20 +188,10 @@ class Preconditioner(Optimizer, ABC):
         """
         if self._lookahead is None:
             raise RuntimeError("pull_back() differentiates the last displacement(): call displacement() first.")
-        moved, inputs = self._lookahead
+        moved = self._lookahead
         if len(cotangents) != len(moved):
             raise ValueError(f"cotangents has {len(cotangents)} entries: pass {len(moved)}, as displacement() gave.")
-        given = dict(zip(moved, cotangents, strict=True))
-        mine = {item.layer.name: item for item in inputs}
-        found: dict[str, dict[str, Tensor]] = {}
-        for layer in self.layers:
-            # A parameter without gradient does not move, so nothing depends on what P says about it. All processes
-            # put the shards of a cotangent together, for the one of them that needs it.
-            parts = [whole(given[p]) if p in given else None for p in layer.params]
-            if layer.name in mine:
-                _, gradient, rates = mine[layer.name]
-                scaled = [None if c is None else -rate * c for c, rate in zip(parts, rates, strict=True)]
-                found[layer.name] = layer.block.pull_back(gradient, layer.view.gather(scaled))
+        found = self._direction.pull_back(dict(zip(moved, cotangents, strict=True)))
         return [
             found[layer.name][key] if layer.name in found else torch.zeros_like(factor)
             for layer in self._own_layers()
@@ -209,7 +221,7 @@ class Preconditioner(Optimizer, ABC):
     @torch.no_grad()
     def take_step(self) -> None:
         """Move the weights once, by the warm-up's optimizer while it lasts, and count the step."""
-        self._lookahead = None
+        self._forget()
         if self.warming_up and self.warmup is not None:
             self.warmup.step()
         else:
@@ -293,13 +305,7 @@ class Preconditioner(Optimizer, ABC):
 
         Where blocks are distributed, all processes have to ask at once.
         """
-        if self.ownership.size == 1:
-            return {layer.name: layer.block.summary()["mean_eigenvalue"] for layer in self.layers}
-        values = torch.zeros(len(self.layers), device=self._parameters()[0].device)
-        for index, layer in enumerate(self.layers):
-            if self.ownership.is_mine(layer):
-                values[index] = layer.block.summary()["mean_eigenvalue"]
-        return dict(zip((layer.name for layer in self.layers), self.ownership.share(values), strict=True))
+        return self._direction.mean_eigenvalues()
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that training changes, as torch's optimizers do, and the factors by layer.
@@ -341,13 +347,18 @@ class Preconditioner(Optimizer, ABC):
         load_factors(self._own_layers(), own["factors"])
         self._steps = own["steps"]
         self._handed_over = own["handed_over"]
-        self._lookahead = None
+        self._forget()
         if self.warmup is not None:
             self.warmup.load_state_dict(own["warmup"])
 
     def __getstate__(self) -> dict[str, Any]:
         # torch copies and pickles three fields of an optimizer and would drop ours.
         return {**super().__getstate__(), **{name: self.__dict__[name] for name in self._OWN}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "_layers" in state:  # a copy, whose factors may no longer lie together in memory
+            self.layers = self._layers
 
     # --- the parts of a step ---
 
@@ -357,36 +368,13 @@ class Preconditioner(Optimizer, ABC):
     def _own_layers(self) -> list[Layer]:
         return [layer for layer in self.layers if self.ownership.is_mine(layer)]
 
-    def _remembered_inputs(self) -> Iterator[BlockInput]:
-        """Yield the inputs of all blocks and keep those that :meth:`pull_back` will need here."""
-        assert self._lookahead is not None
-        for layer, gradient, rates in block_inputs(self.layers, self._groups()):
-            # A gathered gradient may share memory with .grad, which a backward pass at the look-ahead overwrites.
-            item = BlockInput(layer, gradient.clone(), rates)
-            if self.ownership.is_mine(layer):
-                self._lookahead[1].append(item)
-            yield item
-
     def _groups(self) -> dict[Tensor, dict[str, Any]]:
         return {p: group for group in self.param_groups for p in group["params"]}
 
-    def _move(self) -> None:
-        groups = self._groups()
-        moved = self.moved()
-        directions = preconditioned(block_inputs(self.layers, groups), self.ownership)
-        updates = [self._update(p, directions[p], groups[p]) for p in moved]
-        if self.clip is not None:
-            updates = clipped(updates, self.clip)
-        for p, update in zip(moved, updates, strict=True):
-            group = groups[p]
-            if group["decoupled_weight_decay"] and group["weight_decay"]:
-                p.mul_(1.0 - group["lr"] * group["weight_decay"])
-            p.add_(update)
+    def _forget(self) -> None:
+        self._lookahead = None
+        self._direction.forget()
 
-    def _update(self, p: Tensor, direction: Tensor, group: dict[str, Any]) -> Tensor:
-        if group["momentum"]:
-            state = self.state[p]
-            if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(direction)
-            direction = state["momentum_buffer"].mul_(group["momentum"]).add_(direction)
-        return direction * (-group["scale"] * group["lr"] / group["reference_lr"])
+    def _move(self) -> None:
+        self.moved()  # refuses parameters without a block
+        move_weights(self.param_groups, self._direction.directions(self.param_groups), self.state, self.clip)

@@ -8,11 +8,15 @@ that learning needs, so no graph is ever recorded.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import prod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
+
+from .matmul import operand_type, tf32
 
 __all__ = ["Block"]
 
@@ -21,11 +25,16 @@ class Block(ABC):
     r"""A learned positive semi-definite matrix :math:`P` that acts on gradients of one shape.
 
     Every block starts as the identity. Arithmetic happens in the factors' type, float32 at least: 16-bit
-    gradients are widened, and an autocast that happens to be active is ignored.
+    gradients are widened, and an autocast that happens to be active is ignored. Only the operands of matrix
+    products may be narrower, if ``matmul`` says so.
 
     Attributes:
         shape: Shape of the gradients that the block takes.
         factors: The learned tensors by name, leaves that do not require gradients; their order never changes.
+        matmul: Precision of products with factors: ``"float32"``, ``"tf32"`` or ``"bfloat16"``.
+        stackable: Whether the arithmetic holds for factors and gradients with one more dimension in front, so that
+            blocks of one shape can be computed as one; see :mod:`apo.preconditioners.bundles`.
+        lead: How many such dimensions this block has.
 
     Example:
         >>> from apo.preconditioners import DiagonalBlock
@@ -34,6 +43,10 @@ class Block(ABC):
         >>> block.apply(torch.tensor([1.0, 1.0]))
         tensor([1., 4.])
     """
+
+    stackable: ClassVar[bool] = False
+    matmul: str = "float32"
+    lead: int = 0
 
     def __init__(self, shape: Sequence[int], factors: Mapping[str, Tensor]) -> None:
         self.shape = tuple(shape)
@@ -51,7 +64,7 @@ class Block(ABC):
         Raises:
             ValueError: If the shape is another.
         """
-        with self._without_autocast():
+        with self._arithmetic():
             return self._apply(self._read("gradient", gradient))
 
     def pull_back(self, gradient: Tensor, cotangent: Tensor) -> dict[str, Tensor]:
@@ -67,17 +80,18 @@ class Block(ABC):
         Raises:
             ValueError: If a shape is another than ``self.shape``.
         """
-        with self._without_autocast():
+        with self._arithmetic():
             return self._pull_back(self._read("gradient", gradient), self._read("cotangent", cotangent))
 
     def summary(self) -> dict[str, Tensor]:
         """Return a few numbers for a log, as 0-dimensional tensors on the block's device.
 
         Returns:
-            ``mean_eigenvalue``: the trace of P divided by its size, 1 at the start.
+            ``mean_eigenvalue``: the trace of P divided by its size, 1 at the start. (One for each of the blocks that
+            are stacked in this one.)
         """
-        with self._without_autocast():
-            return {"mean_eigenvalue": self._trace() / prod(self.shape)}
+        with self._arithmetic():
+            return {"mean_eigenvalue": self._trace() / prod(self.shape[self.lead :])}
 
     @abstractmethod
     def to_dense(self) -> Tensor:
@@ -100,9 +114,30 @@ class Block(ABC):
             )
         return tensor.to(self._any_factor().dtype)
 
-    def _without_autocast(self) -> torch.autocast:
+    @contextmanager
+    def _arithmetic(self) -> Iterator[None]:
         # A meta-step may run inside the user's autocast region, which would do these products in 16 bits.
-        return torch.autocast(self._any_factor().device.type, enabled=False)
+        with torch.autocast(self._any_factor().device.type, enabled=False):
+            if self.matmul != "tf32":
+                yield
+                return
+            with tf32():
+                yield
+
+    def _matrix(self, name: str) -> Tensor | None:
+        """Return a factor as it enters matrix products, or None if the block has no such factor."""
+        factor = self.factors.get(name)
+        return None if factor is None else self._narrow(factor)
+
+    def _narrow(self, tensor: Tensor) -> Tensor:
+        """Return a tensor in the type in which it enters matrix products."""
+        if len(self.factors) == 1:
+            return tensor  # a scale alone: there are no products
+        return tensor.to(operand_type(self.matmul, self._any_factor().dtype))
+
+    def _wide(self, tensor: Tensor) -> Tensor:
+        """Return the result of matrix products in the factors' type."""
+        return tensor.to(self._any_factor().dtype)
 
     def _any_factor(self) -> Tensor:
         return next(iter(self.factors.values()))

@@ -1,106 +1,74 @@
-"""The product P g, layer by layer, from the gradients that the parameters have."""
+"""The product P g from the gradients that the parameters have, and its pull-back to the factors."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from apo.processes import shard_like, whole
-
 from .layers import Layer
-from .ownership import Ownership
 
-__all__ = ["BlockInput", "block_inputs", "clipped", "preconditioned"]
+__all__ = ["Direction", "Groups", "initial_steps", "Rates"]
 
-Groups = Mapping[Tensor, Mapping[str, Any]]
+Groups = Sequence[Mapping[str, Any]]
+Rates = dict[Tensor, float]
 
 
-class BlockInput(NamedTuple):
-    """What enters the block of one layer, and what multiplies its result.
+class Direction(ABC):
+    """P g for all parameters, by whatever way is fastest.
 
-    Attributes:
-        layer: The layer.
-        gradient: Its gathered gradient.
-        rates: For each parameter the factor on the block's result.
+    There are three ways with the same result: ``LayerByLayer`` is the obvious one, and the one where processes share
+    the work; ``Bundled`` computes similar layers together; ``Replayed`` does that as a CUDA graph.
     """
 
-    layer: Layer
-    gradient: Tensor
-    rates: list[float]
+    @abstractmethod
+    def directions(self, groups: Groups) -> dict[Tensor, Tensor]:
+        """Return P g for every parameter that has a gradient; g includes coupled weight decay.
+
+        Args:
+            groups: The optimizer's param groups.
+        """
+
+    @abstractmethod
+    def displacements(self, groups: Groups) -> dict[Tensor, Tensor]:
+        """Return -P g likewise, and remember what :meth:`pull_back` needs."""
+
+    @abstractmethod
+    def pull_back(self, cotangents: Mapping[Tensor, Tensor]) -> dict[str, dict[str, Tensor]]:
+        r"""Return the gradient of :math:`\sum_i \langle c_i, \Delta_i \rangle`, by layer and factor.
+
+        :math:`\Delta` are the last :meth:`displacements`. Layers that took no part may be left out.
+
+        Args:
+            cotangents: For each parameter of the displacements.
+        """
+
+    @abstractmethod
+    def mean_eigenvalues(self) -> dict[str, Tensor]:
+        """Return the mean eigenvalue of each layer's block, as 0-dimensional tensors by the layer's name."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Drop what was remembered."""
 
 
-def block_inputs(layers: Sequence[Layer], groups: Groups) -> Iterator[BlockInput]:
-    """Yield the inputs of all blocks that have at least one gradient.
+def initial_steps(layers: Sequence[Layer], groups: Groups) -> tuple[Rates, Rates]:
+    r"""Return for each parameter the factors on the two sides of its layer's block.
 
-    Args:
-        layers: The plan.
-        groups: The param group of each parameter.
+    Parameters of one layer may be in groups of different step sizes; the roots of these then stand on both sides of P,
+    which stays symmetric. One common size needs one side only.
+
+    Returns:
+        The factors on the gradient (parameters whose factor is one are left out) and those on the product.
     """
-    for layer in layers:
-        gradients = [_gradient(p, groups[p]) for p in layer.params]
-        if any(gradient is not None for gradient in gradients):
-            before, after = _split([groups[p]["initial_step"] for p in layer.params])
-            weighted = [
-                gradient if gradient is None or rate == 1.0 else rate * gradient
-                for gradient, rate in zip(gradients, before, strict=True)
-            ]
-            yield BlockInput(layer, layer.view.gather(weighted), after)
-
-
-def preconditioned(inputs: Iterable[BlockInput], ownership: Ownership) -> dict[Tensor, Tensor]:
-    """Return P g for every parameter of the layers given, sharded as the parameter is."""
-    found = {}
-    for layer, product, rates in _products(inputs, ownership):
-        parts = layer.view.scatter(product)
-        for p, part, rate in zip(layer.params, parts, rates, strict=True):
-            found[p] = shard_like(rate * part, p)
-    return found
-
-
-def _products(inputs: Iterable[BlockInput], ownership: Ownership) -> Iterator[BlockInput]:
-    """Yield each block's product with its gradient; with many processes, as many as there are work at a time."""
-    under_way: deque[tuple[BlockInput, Any]] = deque()
-    for layer, gradient, rates in inputs:
-        product, work = ownership.start(layer, gradient)
-        under_way.append((BlockInput(layer, product, rates), work))
-        if len(under_way) == ownership.size:
-            yield _finished(under_way)
-    while under_way:
-        yield _finished(under_way)
-
-
-def _finished(under_way: deque[tuple[BlockInput, Any]]) -> BlockInput:
-    product, work = under_way.popleft()
-    if work is not None:
-        work.wait()
-    return product
-
-
-def clipped(updates: Sequence[Tensor], limit: float) -> list[Tensor]:
-    """Shrink an update to a norm of at most ``limit``, without asking the device for the number."""
-    if not updates:
-        return []
-    norms = [whole(torch.linalg.vector_norm(update)).to(updates[0].device) for update in updates]
-    factor = (limit / torch.linalg.vector_norm(torch.stack(norms))).clamp(max=1.0)
-    return [update * factor.to(update.device, update.dtype) for update in updates]
-
-
-def _gradient(p: Tensor, group: Mapping[str, Any]) -> Tensor | None:
-    if p.grad is None:
-        return None
-    gradient = p.grad.to_dense() if p.grad.is_sparse else p.grad
-    if group["weight_decay"] and not group["decoupled_weight_decay"]:
-        gradient = gradient.add(p, alpha=group["weight_decay"])
-    return whole(gradient)
-
-
-def _split(steps: list[float]) -> tuple[list[float], list[float]]:
-    """Share the step sizes between the two sides of a symmetric P; one common size needs one side only."""
-    if len(set(steps)) == 1:
-        return [1.0] * len(steps), steps
-    roots = [step**0.5 for step in steps]
-    return roots, roots
+    after = {p: float(group["initial_step"]) for group in groups for p in group["params"]}
+    before: Rates = {}
+    if len(set(after.values())) > 1:
+        for layer in layers:
+            if len({after[p] for p in layer.params}) > 1:
+                roots = {p: after[p] ** 0.5 for p in layer.params}
+                before |= roots
+                after |= roots
+    return before, after

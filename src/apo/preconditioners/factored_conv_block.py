@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -11,32 +11,34 @@ from .block import Block, factor_type
 
 __all__ = ["FactoredConvBlock"]
 
-# The factors, and the mode (dimension of the gradient) that each acts on.
-_MODES = {"B": 0, "A_in": 1, "A_kernel": 2}
+# The factors in the order in which a gradient meets them, and the dimension of the gradient (counted from the end) that
+# each acts on. The kernel's comes first because its product reads a transposed gradient at no cost.
+_MODES = {"A_kernel": -2, "A_in": -1, "B": -3}
 
 
 @final
 class FactoredConvBlock(Block):
-    r"""EKFAC's shape with the input side split once more, for gradients ``[out, in, k]``.
+    r"""EKFAC's shape with the input side split once more, for gradients ``[out, k, in]``.
 
     The matrix view of a 3x3 convolution with 512 input channels has a factor A of 4608 x 4608. Here A is
-    :math:`A_{in} \otimes A_{kernel}`, 512 x 512 and 9 x 9:
+    :math:`A_{kernel} \otimes A_{in}`, 9 x 9 and 512 x 512:
 
     .. math::
-        P = U\, \mathrm{diag}(\mathrm{vec}\, S)^2\, U^\top, \qquad U = B \otimes A_{in} \otimes A_{kernel}
+        P = U\, \mathrm{diag}(\mathrm{vec}\, S)^2\, U^\top, \qquad U = B \otimes A_{kernel} \otimes A_{in}
 
-    with the gradient flattened row by row. Write :math:`G \times_j U_j` for the product along dimension j.
-    With cotangent C of the result, :math:`M = G \times_j U_j^\top` and
+    with the gradient flattened row by row. Channels come last so that the two large factors each meet the gradient in
+    one matrix product, of ``[out, k * in]`` and ``[out * k, in]``. Write :math:`G \times_j U_j` for the product along
+    dimension j. With cotangent C of the result, :math:`M = G \times_j U_j^\top` and
     :math:`\partial N = C \times_j U_j^\top` (over all j), :math:`N = S^2 \odot M` and
     :math:`\partial M = S^2 \odot \partial N`, the pull-back is
 
     .. math::
         \partial S &= 2\, S \odot M \odot \partial N, \\
-        \partial U_j &= C_{(j)} (N \times_{i \ne j} U_i)_{(j)}^\top
-            + G_{(j)} (\partial M \times_{i \ne j} U_i)_{(j)}^\top
+        \partial U_j &= (C \times_{i < j} U_i^\top)_{(j)} (N \times_{i > j} U_i)_{(j)}^\top
+            + (G \times_{i < j} U_i^\top)_{(j)} (\partial M \times_{i > j} U_i)_{(j)}^\top
 
-    where :math:`X_{(j)}` is X unfolded along dimension j. A side without a dense factor has the identity, as
-    in :class:`KroneckerBlock`.
+    where :math:`X_{(j)}` is X unfolded along dimension j, and the factors may be taken in any one order. A side
+    without a dense factor has the identity, as in :class:`KroneckerBlock`.
 
     Args:
         out_channels: Size of B.
@@ -51,8 +53,10 @@ class FactoredConvBlock(Block):
     Example:
         >>> block = FactoredConvBlock(8, 4, 9)
         >>> sorted((name, tuple(factor.shape)) for name, factor in block.factors.items())
-        [('A_in', (4, 4)), ('A_kernel', (9, 9)), ('B', (8, 8)), ('S', (8, 4, 9))]
+        [('A_in', (4, 4)), ('A_kernel', (9, 9)), ('B', (8, 8)), ('S', (8, 9, 4))]
     """
+
+    stackable: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -66,12 +70,10 @@ class FactoredConvBlock(Block):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> None:
-        shape = (out_channels, in_channels, kernel)
+        shape = (out_channels, kernel, in_channels)
         dtype = factor_type(dtype)
-        dense = dict(zip(_MODES, (dense_out, dense_in, dense_kernel), strict=True))
-        factors = {
-            name: torch.eye(shape[mode], dtype=dtype, device=device) for name, mode in _MODES.items() if dense[name]
-        }
+        sides = {"B": (out_channels, dense_out), "A_in": (in_channels, dense_in), "A_kernel": (kernel, dense_kernel)}
+        factors = {name: torch.eye(n, dtype=dtype, device=device) for name, (n, dense) in sides.items() if dense}
         factors["S"] = torch.ones(shape, dtype=dtype, device=device)
         super().__init__(shape, factors)
 
@@ -79,56 +81,64 @@ class FactoredConvBlock(Block):
         """Return P for gradients flattened row by row."""
         scale = self.factors["S"].reshape(-1).square()
         basis = torch.ones(1, 1, dtype=scale.dtype, device=scale.device)
-        for name, mode in _MODES.items():
-            identity = torch.eye(self.shape[mode], dtype=scale.dtype, device=scale.device)
+        for name, side in zip(("B", "A_kernel", "A_in"), self.shape, strict=True):
+            identity = torch.eye(side, dtype=scale.dtype, device=scale.device)
             basis = torch.kron(basis, self.factors.get(name, identity))
         return basis @ torch.diag(scale) @ basis.mT
 
     def _apply(self, gradient: Tensor) -> Tensor:
-        return self._expand(self.factors["S"].square() * self._project(gradient))
+        modes = self._modes()
+        projected = _projections(self._narrow(gradient), modes)[-1]
+        tensor = self._narrow(self.factors["S"].square() * projected)
+        for _, matrix, mode in reversed(modes):
+            tensor = _along(tensor, matrix, mode)
+        return self._wide(tensor)
 
     def _pull_back(self, gradient: Tensor, cotangent: Tensor) -> dict[str, Tensor]:
-        s = self.factors["S"]
-        m, d_n = self._project(gradient), self._project(cotangent)
-        n, d_m = s.square() * m, s.square() * d_n
-        result = {}
-        for name, mode in _MODES.items():
-            if name in self.factors:
-                result[name] = _unfold(cotangent, mode) @ _unfold(self._expand(n, but=name), mode).mT
-                result[name] += _unfold(gradient, mode) @ _unfold(self._expand(d_m, but=name), mode).mT
-        result["S"] = 2.0 * s * m * d_n
-        return result
+        modes, s, square = self._modes(), self.factors["S"], self.factors["S"].square()
+        *gradients, m = _projections(self._narrow(gradient), modes)
+        *cotangents, d_n = _projections(self._narrow(cotangent), modes)
+        n, d_m = self._narrow(square * m), self._narrow(square * d_n)
+        found = {"S": 2.0 * s * m * d_n}
+        for (name, matrix, mode), g, c in reversed(list(zip(modes, gradients, cotangents, strict=True))):
+            found[name] = self._wide(_contracted(c, n, mode)) + self._wide(_contracted(g, d_m, mode))
+            n, d_m = _along(n, matrix, mode), _along(d_m, matrix, mode)
+        return {name: found[name] for name in self.factors}
 
     def _trace(self) -> Tensor:
-        weights = self.factors["S"].square()
+        lengths = self.factors["S"]
         for name, mode in _MODES.items():
             if name in self.factors:
-                lengths = self.factors[name].square().sum(0)
-                weights = weights * lengths.reshape([-1 if dim == mode else 1 for dim in range(3)])
-        return weights.sum()
+                columns = torch.linalg.vector_norm(self.factors[name], dim=-2)
+                lengths = lengths * columns[(..., *(slice(None) if dim == mode else None for dim in (-3, -2, -1)))]
+        return lengths.flatten(self.lead).square().sum(-1)
 
-    def _project(self, tensor: Tensor) -> Tensor:
-        """Multiply by U^T."""
-        for name, mode in _MODES.items():
-            if name in self.factors:
-                tensor = _along(tensor, self.factors[name].mT, mode)
-        return tensor
+    def _modes(self) -> list[tuple[str, Tensor, int]]:
+        """Return name, matrix and dimension of the factors that there are, in the order of their products."""
+        return [(name, self._narrow(self.factors[name]), mode) for name, mode in _MODES.items() if name in self.factors]
 
-    def _expand(self, tensor: Tensor, but: str | None = None) -> Tensor:
-        """Multiply by U, or by all of it but one factor."""
-        for name, mode in _MODES.items():
-            if name in self.factors and name != but:
-                tensor = _along(tensor, self.factors[name], mode)
-        return tensor
+
+def _projections(tensor: Tensor, modes: list[tuple[str, Tensor, int]]) -> list[Tensor]:
+    """Multiply by the factors of U^T one after the other; return what there is at first and after each."""
+    steps = [tensor]
+    for _, matrix, mode in modes:
+        steps.append(_along(steps[-1], matrix.mT, mode))
+    return steps
 
 
 def _along(tensor: Tensor, matrix: Tensor, mode: int) -> Tensor:
-    """Multiply a tensor ``[out, in, k]`` by a matrix along one of its dimensions."""
-    if mode == 0:
-        return (matrix @ tensor.flatten(1)).reshape(tensor.shape)
-    return matrix @ tensor if mode == 1 else tensor @ matrix.mT
+    """Multiply a tensor ``[..., out, k, in]`` by a matrix along one of these dimensions."""
+    if mode == -3:
+        return (matrix @ tensor.flatten(-2)).reshape(tensor.shape)
+    if mode == -1:
+        return (tensor.flatten(-3, -2) @ matrix.mT).reshape(tensor.shape)
+    return matrix.unsqueeze(-3) @ tensor
 
 
-def _unfold(tensor: Tensor, mode: int) -> Tensor:
-    """Return the matrix whose rows are indexed by one dimension and whose columns by the others."""
-    return tensor.movedim(mode, 0).flatten(1)
+def _contracted(left: Tensor, right: Tensor, mode: int) -> Tensor:
+    """Return the matrix of inner products of the slices of two tensors ``[..., out, k, in]`` along one dimension."""
+    if mode == -3:
+        return left.flatten(-2) @ right.flatten(-2).mT
+    if mode == -1:
+        return left.flatten(-3, -2).mT @ right.flatten(-3, -2)
+    return (left @ right.mT).sum(-3)

@@ -37,6 +37,9 @@ class Kronecker(Preconditioner):
         max_dim: The longest side of a layer that gets a dense factor. The default keeps every layer of the
             usual image networks dense; one factor of that size takes 256 MiB in float32, and so do each of
             the two buffers of an Adam that learns it.
+        matmul: Precision of the products with the factors, which themselves stay in float32. ``"float32"`` leaves it
+            to torch's own setting; ``"tf32"`` lets CUDA's tensor cores round the operands to 10 bits, for these
+            products alone; ``"bfloat16"`` rounds operands and results to 8 bits.
         warmup: An optimizer over the same parameters that moves them at first while P is already being
             learned.
         warmup_steps: The number of its steps.
@@ -70,6 +73,7 @@ class Kronecker(Preconditioner):
         decoupled_weight_decay: bool = False,
         conv: str = "matrix",
         max_dim: int = 8192,
+        matmul: str = "float32",
         warmup: Optimizer | None = None,
         warmup_steps: int = 0,
         distribute: bool | None = None,
@@ -85,6 +89,7 @@ class Kronecker(Preconditioner):
             decoupled_weight_decay=decoupled_weight_decay,
             conv=conv,
             max_dim=max_dim,
+            matmul=matmul,
             warmup=warmup,
             warmup_steps=warmup_steps,
             distribute=distribute,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -51,6 +51,8 @@ class KroneckerBlock(Block):
         True
     """
 
+    stackable: ClassVar[bool] = True
+
     def __init__(
         self,
         rows: int,
@@ -83,33 +85,33 @@ class KroneckerBlock(Block):
         return torch.block_diag(*(basis @ torch.diag(d) @ basis.mT for basis, d in zip(bases, scale, strict=True)))
 
     def _apply(self, gradient: Tensor) -> Tensor:
-        a, b = self.factors.get("A"), self.factors.get("B")
-        projected = _right(_left_transposed(b, gradient), a)
-        return _right_transposed(_left(b, self.factors["S"].square() * projected), a)
+        a, b = self._matrix("A"), self._matrix("B")
+        projected = _right(_left_transposed(b, self._narrow(gradient)), a)
+        scaled = self._narrow(self.factors["S"].square() * projected)
+        return self._wide(_right_transposed(_left(b, scaled), a))
 
     def _pull_back(self, gradient: Tensor, cotangent: Tensor) -> dict[str, Tensor]:
-        a, b, s = self.factors.get("A"), self.factors.get("B"), self.factors["S"]
-        square = s.square()
+        a, b, s = self._matrix("A"), self._matrix("B"), self.factors["S"]
+        gradient, cotangent, square = self._narrow(gradient), self._narrow(cotangent), s.square()
         gradient_a, cotangent_a = _right(gradient, a), _right(cotangent, a)
         m, d_n = _left_transposed(b, gradient_a), _left_transposed(b, cotangent_a)
-        n, d_m = square * m, square * d_n
+        n, d_m = self._narrow(square * m), self._narrow(square * d_n)
         result = {}
         if a is not None:
-            result["A"] = cotangent.mT @ _left(b, n) + gradient.mT @ _left(b, d_m)
+            result["A"] = self._wide(cotangent.mT @ _left(b, n)) + self._wide(gradient.mT @ _left(b, d_m))
         if b is not None:
-            result["B"] = cotangent_a @ n.mT + gradient_a @ d_m.mT
+            result["B"] = self._wide(cotangent_a @ n.mT) + self._wide(gradient_a @ d_m.mT)
         result["S"] = 2.0 * s * m * d_n
         return result
 
     def _trace(self) -> Tensor:
-        # tr(U diag(d) U^T) = sum_i d_i |u_i|^2, and the columns of a Kronecker product are products of
-        # columns.
-        weights = self.factors["S"].square()
+        # tr(U diag(s)^2 U^T) = sum_i s_i^2 |u_i|^2, and the columns of a Kronecker product are products of columns.
+        lengths = self.factors["S"]
         if "A" in self.factors:
-            weights = weights * self.factors["A"].square().sum(-2).unsqueeze(-2)
+            lengths = lengths * torch.linalg.vector_norm(self.factors["A"], dim=-2).unsqueeze(-2)
         if "B" in self.factors:
-            weights = weights * self.factors["B"].square().sum(-2).unsqueeze(-1)
-        return weights.sum()
+            lengths = lengths * torch.linalg.vector_norm(self.factors["B"], dim=-2).unsqueeze(-1)
+        return lengths.flatten(self.lead).square().sum(-1)
 
 
 def _left(factor: Tensor | None, matrix: Tensor) -> Tensor:

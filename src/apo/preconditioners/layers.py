@@ -82,7 +82,7 @@ def plan_layers(
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(32, 10))
         >>> for layer in plan_layers(model, conv="factored"):
         ...     print(layer.name, type(layer.block).__name__, layer.block.shape)
-        0.weight FactoredConvBlock (8, 3, 9)
+        0.weight FactoredConvBlock (8, 9, 3)
         0.bias DiagonalBlock (8,)
         1.weight DiagonalBlock (8,)
         1.bias DiagonalBlock (8,)

@@ -1,7 +1,7 @@
 """Which Kronecker-structured block each kind of module gets.
 
 - Linear and Bilinear: ``[out, in + 1]``, the bias as one more column.
-- Convolutions, also transposed: ``[out, in/groups * kernel + 1]``; or, factored, ``[out, in/groups, kernel]``
+- Convolutions, also transposed: ``[out, in/groups * kernel + 1]``; or, factored, ``[out, kernel, in/groups]``
   and the bias by itself (a kernel of size one has nothing to factor and stays a matrix).
 - Embeddings: ``[vocabulary, embedding]`` with no factor on the vocabulary's side.
 - Attention's packed query, key and value projections: three matrices ``[embed, embed + 1]``.
@@ -25,7 +25,7 @@ from .block import Block
 from .diagonal_block import DiagonalBlock
 from .factored_conv_block import FactoredConvBlock
 from .kronecker_block import KroneckerBlock
-from .views import MatrixView, ReshapeView, TransposedConvView, View
+from .views import ChannelsLastView, MatrixView, ReshapeView, TransposedConvView, View
 
 __all__ = ["Limits", "kronecker_pieces"]
 
@@ -146,7 +146,7 @@ def _transposed_convolution(module: nn.Module, own: Own, limits: Limits) -> list
 
 def _factored(shape: tuple[int, ...], like: Tensor, limits: Limits) -> tuple[View, Block]:
     sides = (shape[0], shape[1], prod(shape[2:]))
-    return ReshapeView(shape, sides), FactoredConvBlock(*sides, *limits.dense(*sides), **_placement(like))
+    return ChannelsLastView(shape), FactoredConvBlock(*sides, *limits.dense(*sides), **_placement(like))
 
 
 def _embedding(module: nn.Module, own: Own, limits: Limits) -> list[Piece]:

@@ -2,6 +2,7 @@
 
 A view knows shapes only. ``gather`` and ``scatter`` are exact inverses and move numbers without changing
 them; what is gathered may be the gradient, a cotangent, or anything else that has the parameters' shapes.
+Tensors may have more dimensions in front, the same for all: so many layers are gathered or taken apart at once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-__all__ = ["View", "ReshapeView", "MatrixView", "TransposedConvView", "ConcatenatedView"]
+__all__ = ["View", "ReshapeView", "MatrixView", "ChannelsLastView", "TransposedConvView", "ConcatenatedView"]
 
 
 class View(ABC):
@@ -38,6 +39,11 @@ class View(ABC):
         self.parts = [tuple(part) for part in parts]
         self.shape = tuple(shape)
 
+    @property
+    def key(self) -> tuple:
+        """What tells this view from others: views of one key gather and scatter alike."""
+        return (type(self), *self.parts, self.shape)
+
     def gather(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """Join one tensor per parameter into one.
 
@@ -51,22 +57,25 @@ class View(ABC):
         Raises:
             ValueError: If all are ``None``.
         """
-        present = next((tensor for tensor in tensors if tensor is not None), None)
+        pairs = list(zip(tensors, self.parts, strict=True))
+        present = next((pair for pair in pairs if pair[0] is not None), None)
         if present is None:
             raise ValueError("tensors are all None: pass at least one tensor, or leave the layer out.")
-        return self._gather(
-            [
-                present.new_zeros(part) if tensor is None else tensor
-                for tensor, part in zip(tensors, self.parts, strict=True)
-            ]
-        )
+        like, shape = present
+        assert like is not None
+        lead = tuple(like.shape[: like.ndim - len(shape)])
+        filled = [like.new_zeros((*lead, *part)) if tensor is None else tensor for tensor, part in pairs]
+        return self._gather(filled, lead)
 
     @abstractmethod
     def scatter(self, gathered: Tensor) -> list[Tensor]:
         """Take a gathered tensor apart again; the parts may share its memory."""
 
     @abstractmethod
-    def _gather(self, tensors: list[Tensor]) -> Tensor: ...
+    def _gather(self, tensors: list[Tensor], lead: tuple[int, ...]) -> Tensor: ...
+
+    def _lead(self, gathered: Tensor) -> tuple[int, ...]:
+        return tuple(gathered.shape[: gathered.ndim - len(self.shape)])
 
 
 @final
@@ -87,10 +96,10 @@ class ReshapeView(View):
 
     def scatter(self, gathered: Tensor) -> list[Tensor]:
         """Give the parameter its shape back."""
-        return [gathered.reshape(self.parts[0])]
+        return [gathered.reshape((*self._lead(gathered), *self.parts[0]))]
 
-    def _gather(self, tensors: list[Tensor]) -> Tensor:
-        return tensors[0].reshape(self.shape)
+    def _gather(self, tensors: list[Tensor], lead: tuple[int, ...]) -> Tensor:
+        return tensors[0].reshape((*lead, *self.shape))
 
 
 @final
@@ -119,16 +128,43 @@ class MatrixView(View):
 
     def scatter(self, gathered: Tensor) -> list[Tensor]:
         """Split off the bias and give the weight its shape back."""
-        rows, cols = self._matrix
-        matrix = gathered.reshape(rows, -1)
-        weight = matrix[:, :cols].reshape(self.parts[0])
-        return [weight, matrix[:, cols]] if len(self.parts) == 2 else [weight]
+        lead, (rows, cols) = self._lead(gathered), self._matrix
+        if len(self.parts) == 1:
+            return [gathered.reshape((*lead, *self.parts[0]))]
+        matrix = gathered.reshape((*lead, rows, cols + 1))
+        return [matrix[..., :cols].reshape((*lead, *self.parts[0])), matrix[..., cols]]
 
-    def _gather(self, tensors: list[Tensor]) -> Tensor:
-        matrix = tensors[0].reshape(self._matrix)
+    def _gather(self, tensors: list[Tensor], lead: tuple[int, ...]) -> Tensor:
+        matrix = tensors[0].reshape((*lead, *self._matrix))
         if len(tensors) == 2:
-            matrix = torch.cat([matrix, tensors[1].unsqueeze(1)], dim=1)
-        return matrix.reshape(self.shape)
+            matrix = torch.cat([matrix, tensors[1].unsqueeze(-1)], dim=-1)
+        return matrix.reshape((*lead, *self.shape))
+
+
+@final
+class ChannelsLastView(View):
+    """A convolution's weight ``[out, in, *k]`` as ``[out, k, in]``, the kernel's positions in one dimension.
+
+    A weight in torch's memory format ``channels_last`` lies in memory like this, so that nothing is copied.
+
+    Args:
+        weight: Shape of the weight.
+
+    Example:
+        >>> ChannelsLastView((8, 3, 5, 5)).shape
+        (8, 25, 3)
+    """
+
+    def __init__(self, weight: Sequence[int]) -> None:
+        outputs, inputs, *kernel = weight
+        super().__init__([weight], (outputs, prod(kernel), inputs))
+
+    def scatter(self, gathered: Tensor) -> list[Tensor]:
+        """Give the weight its order of dimensions and its shape back."""
+        return [gathered.mT.reshape((*self._lead(gathered), *self.parts[0]))]
+
+    def _gather(self, tensors: list[Tensor], lead: tuple[int, ...]) -> Tensor:
+        return tensors[0].flatten(len(lead) + 2).mT
 
 
 @final
@@ -151,17 +187,23 @@ class TransposedConvView(View):
         self._inner = inner
         super().__init__([weight, *inner.parts[1:]], inner.shape)
 
+    @property
+    def key(self) -> tuple:
+        """What tells this view from others: the groups, and the inner view."""
+        return (*super().key, self._grouped, self._inner.key)
+
     def scatter(self, gathered: Tensor) -> list[Tensor]:
         """Take the inner view apart and turn the weight back."""
+        lead = self._lead(gathered)
         turned, *bias = self._inner.scatter(gathered)
         groups, inputs, outputs, *kernel = self._grouped
-        weight = turned.reshape(groups, outputs, inputs, *kernel).transpose(1, 2)
-        return [weight.reshape(self.parts[0]), *bias]
+        weight = turned.reshape((*lead, groups, outputs, inputs, *kernel)).transpose(len(lead) + 1, len(lead) + 2)
+        return [weight.reshape((*lead, *self.parts[0])), *bias]
 
-    def _gather(self, tensors: list[Tensor]) -> Tensor:
+    def _gather(self, tensors: list[Tensor], lead: tuple[int, ...]) -> Tensor:
         weight, *bias = tensors
-        turned = weight.reshape(self._grouped).transpose(1, 2).reshape(self._inner.parts[0])
-        return self._inner.gather([turned, *bias])
+        turned = weight.reshape((*lead, *self._grouped)).transpose(len(lead) + 1, len(lead) + 2)
+        return self._inner.gather([turned.reshape((*lead, *self._inner.parts[0])), *bias])
 
 
 @final
@@ -182,8 +224,8 @@ class ConcatenatedView(View):
 
     def scatter(self, gathered: Tensor) -> list[Tensor]:
         """Cut the vector and give each parameter its shape back."""
-        pieces = gathered.split(self._sizes)
-        return [piece.reshape(part) for piece, part in zip(pieces, self.parts, strict=True)]
+        lead, pieces = self._lead(gathered), gathered.split(self._sizes, dim=-1)
+        return [piece.reshape((*lead, *part)) for piece, part in zip(pieces, self.parts, strict=True)]
 
-    def _gather(self, tensors: list[Tensor]) -> Tensor:
-        return torch.cat([tensor.reshape(-1) for tensor in tensors])
+    def _gather(self, tensors: list[Tensor], lead: tuple[int, ...]) -> Tensor:
+        return torch.cat([tensor.reshape((*lead, size)) for tensor, size in zip(tensors, self._sizes, strict=True)], -1)

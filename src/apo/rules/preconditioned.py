@@ -78,7 +78,7 @@ class Preconditioned(Rule):
         self.patience = patience
         self.warmup_interval = warmup_interval
         self.warm_start = warm_start
-        self.meta_optimizer = (meta_optimizer or functools.partial(torch.optim.Adam, lr=1e-3))(
+        self.meta_optimizer = (meta_optimizer or functools.partial(_adam, lr=1e-3))(
             self.phi() or [torch.zeros(0)]  # a process that keeps no block
         )
         self._streak = 0
@@ -97,7 +97,7 @@ class Preconditioned(Rule):
             0.0001
         """
         settings: dict[str, Any] = {
-            "meta_optimizer": functools.partial(torch.optim.Adam, lr=1e-4),
+            "meta_optimizer": functools.partial(_adam, lr=1e-4),
             "guard": False,
         }
         return cls(optimizer, **(settings | options))
@@ -167,8 +167,9 @@ class Preconditioned(Rule):
 
     def summary(self) -> dict[str, float]:
         """Return mean, smallest and largest mean eigenvalue of the layers' blocks, relative to the start."""
-        values = torch.stack([value.float() for value in self.optimizer.summary().values()])
-        mean, low, high = torch.stack([values.mean(), values.min(), values.max()]).tolist()
+        values = list(self.optimizer.summary().values())
+        everywhere = torch.stack([value.to(values[0].device) for value in values]).float()
+        mean, low, high = torch.stack([everywhere.mean(), *everywhere.aminmax()]).tolist()
         return {"P/mean": mean, "P/min": low, "P/max": high}
 
     def detach(self) -> None:
@@ -184,6 +185,12 @@ class Preconditioned(Rule):
         """Take the meta-optimizer and the guard's count back."""
         self.meta_optimizer.load_state_dict(state["meta_optimizer"])
         self._streak = int(state["streak"])
+
+
+def _adam(phi: list[Tensor], lr: float) -> torch.optim.Adam:
+    """Build Adam; on a GPU with each factor read and written once, because factors are larger than the network."""
+    on_gpu = all(factor.is_cuda for factor in phi)
+    return torch.optim.Adam(phi, lr=lr, fused=True if on_gpu else None)
 
 
 class _PreconditionedProposal(Proposal):
