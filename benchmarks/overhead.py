@@ -16,7 +16,7 @@ from pathlib import Path
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 import torch
-from measuring.cases import CASES, MISSING, measure
+from measuring.cases import CASES, MISSING, cases_for, measure
 from measuring.results import environment, hardware_line, text_table, write_json, write_markdown
 from measuring.timing import CLOCKS, WINDOW
 from measuring.workloads import CPU_WORKLOADS, CUDA_WORKLOADS, SMOKE_WORKLOADS
@@ -55,7 +55,8 @@ def main() -> None:
     workloads, repeats = (SMOKE_WORKLOADS, 1) if options.smoke else (workloads, options.repeats)
     rows = []
     for workload in workloads:
-        chosen = [name for name in CASES if any(fnmatch(f"{workload.name}/{name}", p) for p in options.cases)]
+        known = cases_for(workload)
+        chosen = [name for name in known if any(fnmatch(f"{workload.name}/{name}", p) for p in options.cases)]
         for name in chosen:
             if name in MISSING:
                 print(f"{workload.name}/{name} is left out: {MISSING[name]}")

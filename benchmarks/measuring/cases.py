@@ -12,6 +12,7 @@ from .contenders import AttachedRate, Bare, Contender, KroneckerRule, LearnedRat
 from .memory import peak_memory
 from .results import Row
 from .rivals import HAS_TORCHOPT, Floor, TorchOpt, Unrolled
+from .second_order import HAS_PYTORCH_OPTIMIZER, Kfac, Shampoo, Soap
 from .timing import Runner, compare, interleaved_times
 from .workloads import Workload
 
@@ -25,9 +26,37 @@ CASES: dict[str, Builder] = {
     "lr-k10-unrolled": partial(Unrolled, interval=10),
     "lr-k10-torchopt": partial(TorchOpt, interval=10),
     "lr-k10-floor": partial(Floor, interval=10),
+    "kron-k10-tf32": partial(KroneckerRule, interval=10, matmul="tf32"),
+    "kron-k10-bf16": partial(KroneckerRule, interval=10, matmul="bfloat16"),
+    "kron-k10-factored": partial(KroneckerRule, interval=10, conv="factored"),
+    "kron-k10-factored-tf32": partial(KroneckerRule, interval=10, conv="factored", matmul="tf32"),
+    "kron-k10-factored-bf16": partial(KroneckerRule, interval=10, conv="factored", matmul="bfloat16"),
+    "kfac-k10": partial(Kfac, interval=10),
+    "shampoo-k10": partial(Shampoo, interval=10),
+    "soap-k10": partial(Soap, interval=10),
 }
+#: Cases that only say something on a large convolutional network.
+_LARGE = {name for name in CASES if name.startswith("kron-k10-")} | {"kfac-k10", "shampoo-k10", "soap-k10"}
+_SMALL = {"lr-k100", "lr-k10-unrolled", "lr-k10-torchopt"}
 #: Cases that need a package which is not there, with the line that says so.
 MISSING = {} if HAS_TORCHOPT else {"lr-k10-torchopt": "torchopt is not installed: pip install 'apo-optim[bench]'"}
+if not HAS_PYTORCH_OPTIMIZER:
+    MISSING |= {
+        name: "pytorch-optimizer is not installed: pip install 'apo-optim[bench]'"
+        for name in ("shampoo-k10", "soap-k10")
+    }
+
+
+def cases_for(workload: Workload) -> list[str]:
+    """Return the cases that are measured on a workload.
+
+    Example:
+        >>> from .workloads import CPU_WORKLOADS
+        >>> "kfac-k10" in cases_for(CPU_WORKLOADS[0])
+        False
+    """
+    others = _SMALL if workload.large else _LARGE
+    return [name for name in CASES if name not in others]
 
 
 def measure(

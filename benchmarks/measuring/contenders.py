@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -75,11 +76,17 @@ class AttachedRate(Contender):
 
 
 class KroneckerRule(Contender):
-    """The Kronecker preconditioner; unlike the others it replaces the optimizer, so every step costs more."""
+    """The Kronecker preconditioner; unlike the others it replaces the optimizer, so every step costs more.
 
-    def __init__(self, model: nn.Module, interval: int) -> None:
+    Args:
+        model: The network.
+        interval: Steps between meta-steps.
+        options: Options of the preconditioner.
+    """
+
+    def __init__(self, model: nn.Module, interval: int, **options: Any) -> None:
         super().__init__(model, interval)
-        optimizer = apo.Kronecker(model, lr=LEARNING_RATE)
+        optimizer = apo.Kronecker(model, lr=LEARNING_RATE, **options)
         self.tuner = apo.APO(model, optimizer, loss=F.cross_entropy, interval=interval)
 
     def step(self, inputs: Tensor, target: Tensor) -> None:

@@ -9,6 +9,8 @@ from itertools import count
 import torch
 from torch import Tensor, nn
 
+from apo_experiments.models import resnet18
+
 Batch = tuple[Tensor, Tensor]
 CLASSES = 10
 
@@ -57,13 +59,33 @@ def mlp(inputs: int, width: int) -> nn.Module:
     )
 
 
+class InBFloat16(nn.Module):
+    """Runs a convolutional network under autocast, in the memory format that tensor cores like."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16):
+            return self.network(x.contiguous(memory_format=torch.channels_last)).float()
+
+
 @dataclass(frozen=True)
 class Workload:
-    """A network and the shape of its batches."""
+    """A network and the shape of its batches.
+
+    Attributes:
+        name: Its name in the cases.
+        network: Builds the network.
+        batch_shape: Shape of the inputs.
+        large: Whether other second-order optimizers are compared on it as well.
+    """
 
     name: str
     network: Callable[[], nn.Module]
     batch_shape: tuple[int, ...]
+    large: bool = False
 
     def model(self, device: torch.device) -> nn.Module:
         """Return a network with the same initial weights every time."""
@@ -96,9 +118,11 @@ CPU_WORKLOADS = (
 CUDA_WORKLOADS = (
     Workload("cnn", lambda: residual_network(64), (512, 3, 32, 32)),
     Workload("mlp", lambda: mlp(784, 4096), (4096, 784)),
+    Workload("resnet18", lambda: InBFloat16(resnet18(CLASSES, 3, 1.0)), (128, 3, 32, 32), large=True),
 )
 #: Only to see that everything runs.
 SMOKE_WORKLOADS = (
     Workload("cnn", lambda: residual_network(2), (4, 3, 8, 8)),
     Workload("mlp", lambda: mlp(12, 8), (8, 12)),
+    Workload("resnet18", lambda: InBFloat16(resnet18(CLASSES, 3, 0.06)), (4, 3, 8, 8), large=True),
 )

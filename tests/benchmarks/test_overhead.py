@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from benchmarks.measuring.cases import CASES, MISSING
+from benchmarks.measuring.cases import CASES, MISSING, cases_for
 from benchmarks.measuring.contenders import AttachedRate, Bare, LearnedRate
 from benchmarks.measuring.memory import peak_memory
 from benchmarks.measuring.results import Row, text_table, write_markdown
@@ -17,7 +17,8 @@ from benchmarks.measuring.workloads import CPU_WORKLOADS, SMOKE_WORKLOADS
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
-WORKLOADS = pytest.mark.parametrize("workload", SMOKE_WORKLOADS, ids=lambda workload: workload.name)
+SMALL = [workload for workload in SMOKE_WORKLOADS if not workload.large]
+WORKLOADS = pytest.mark.parametrize("workload", SMALL, ids=lambda workload: workload.name)
 RIVALS = [Unrolled, pytest.param(TorchOpt, marks=pytest.mark.skipif(not HAS_TORCHOPT, reason="needs torchopt"))]
 
 
@@ -34,7 +35,7 @@ def test_the_smallest_run_writes_the_chosen_cases_as_json_and_as_tables(tmp_path
     run = overhead("--smoke", *options, "--cases", "cnn/lr-k10", "mlp/*")
     assert run.returncode == 0, run.stderr
     rows = json.loads((tmp_path / "deep" / "cases.json").read_text())
-    names = ["cnn/lr-k10", *(f"mlp/{case}" for case in CASES if case not in MISSING)]
+    names = ["cnn/lr-k10", *(f"mlp/{case}" for case in cases_for(SMALL[1]) if case not in MISSING)]
     assert [row["case"] for row in rows] == names
     assert {"mlp/lr-k10", "mlp/lr-k100", "mlp/kron-k10", "mlp/lr-k10-unrolled"} <= set(names)
     for row in rows:
