@@ -1,6 +1,7 @@
 """The command ``apo``: every figure and table of the paper from the command line.
 
-Exit codes: 0 all is well, 1 a run failed or diverged, 2 the user can mend it, 130 interrupted.
+Exit codes: 0 all is well, 1 a run failed or diverged, 2 the user can mend it, 3 the time limit has passed, 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import shlex
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
-from apo_experiments.commands import data, list_recipes, plot, report, run, sweep
+from apo_experiments.commands import data, list_recipes, plot, publish, report, run, sweep
 from apo_experiments.errors import UserError
+from apo_experiments.interruption import TimeIsUp
 
 __all__ = ["main"]
 
@@ -52,10 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         _complain(str(error), parsed.debug)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        time_is_up = isinstance(error, TimeIsUp)
         again = f" Continue with: {shlex.join(['apo', *words])}" if parsed.resumable else ""
-        print(f"apo: interrupted.{again}", file=sys.stderr)
-        return 130
+        print(f"apo: {'the time limit has passed' if time_is_up else 'interrupted'}.{again}", file=sys.stderr)
+        return 3 if time_is_up else 130
     except BrokenPipeError:
         # Whoever read our output, such as `head`, has had enough. Python would complain once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -67,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="apo",
         description="Repeat the experiments of Amortized Proximal Optimization (Bae, Vicol, HaoChen, Grosse, 2022).",
         epilog=_EXAMPLES,
@@ -77,9 +81,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     parser.set_defaults(resumable=False)
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True, title="commands")
-    for command in (list_recipes, run, sweep, plot, report, data):
+    for command in (list_recipes, run, sweep, plot, report, publish, data):
         command.add_to(subparsers)
     return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says in one sentence what is wrong, instead of showing the whole usage first."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; `{self.prog} --help` has examples.\n")
 
 
 class _Version(argparse.Action):

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a wish that the training loop grants between two steps.
+"""Ctrl-C, SIGTERM and a time limit as wishes that the training loop grants between two steps.
 
 An exception in the middle of a step would leave weights and optimizer at odds, and nothing worth saving.
 """
@@ -7,26 +7,72 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, final
 
-__all__ = ["Interruption", "interruptible"]
+__all__ = ["Interruption", "TimeIsUp", "check_time", "interruptible"]
+
+
+@final
+class TimeIsUp(KeyboardInterrupt):
+    """The time limit has passed; all is saved, and the same command goes on.
+
+    An interruption like others, so that whatever cleans up after Ctrl-C cleans up after this.
+    """
+
+
+def check_time(deadline: float | None) -> None:
+    """Raise if the time limit has passed.
+
+    Args:
+        deadline: As from ``time.time()``, whose clock all processes of a machine share; None for no limit.
+
+    Raises:
+        TimeIsUp: It has.
+
+    Example:
+        >>> check_time(None), check_time(time.time() + 60)
+        (None, None)
+    """
+    if deadline is not None and time.time() >= deadline:
+        raise TimeIsUp
 
 
 class Interruption:
-    """Whether somebody asked to stop.
+    """Whether it is time to stop, and why.
+
+    Args:
+        deadline: When time is up, as from ``time.time()``.
 
     Attributes:
         requested: Set by the first signal.
 
     Example:
-        >>> Interruption().requested
-        False
+        >>> Interruption().due, Interruption(deadline=time.time() - 1).due
+        (False, True)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, deadline: float | None = None) -> None:
         self.requested = False
+        self.deadline = deadline
+
+    @property
+    def due(self) -> bool:
+        """Whether a signal came or time is up."""
+        return self.requested or (self.deadline is not None and time.time() >= self.deadline)
+
+    def obey(self) -> None:
+        """Raise what a signal or the time limit stands for, if it is due.
+
+        Raises:
+            KeyboardInterrupt: A signal came.
+            TimeIsUp: The time limit has passed.
+        """
+        if self.requested:
+            raise KeyboardInterrupt
+        check_time(self.deadline)
 
     def on_signal(self, number: int, frame: Any) -> None:
         """Note the first signal; a second one does not wait.
@@ -40,8 +86,11 @@ class Interruption:
 
 
 @contextmanager
-def interruptible() -> Iterator[Interruption]:
+def interruptible(deadline: float | None = None) -> Iterator[Interruption]:
     """Note SIGINT and SIGTERM instead of obeying them at once; outside the main thread nothing changes.
+
+    Args:
+        deadline: When time is up, as from ``time.time()``.
 
     Example:
         >>> import os
@@ -50,7 +99,7 @@ def interruptible() -> Iterator[Interruption]:
         ...     print(interruption.requested)
         True
     """
-    interruption = Interruption()
+    interruption = Interruption(deadline)
     previous: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):

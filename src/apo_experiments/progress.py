@@ -101,6 +101,7 @@ class PlainProgress:
         metrics: The metric to tell at the end of a run, by recipe.
         stream: Where to write.
         every_seconds: How often a line may come.
+        first: The number of the first run.
 
     Example:
         >>> with PlainProgress(1, {}, sys.stdout) as shown:
@@ -111,9 +112,14 @@ class PlainProgress:
     """
 
     def __init__(
-        self, runs: int | None, metrics: Mapping[str, str], stream: TextIO, every_seconds: float = 5.0
+        self,
+        runs: int | None,
+        metrics: Mapping[str, str],
+        stream: TextIO,
+        every_seconds: float = 5.0,
+        first: int = 1,
     ) -> None:
-        self._titles = _Titles(runs, metrics)
+        self._titles = _Titles(runs, metrics, first)
         self.stream = stream
         self.every_seconds = every_seconds
         self._quiet_until = 0.0
@@ -226,10 +232,10 @@ class LiveProgress:
 class _Titles:
     """Which run it is, and what its last line says."""
 
-    def __init__(self, runs: int | None, metrics: Mapping[str, str]) -> None:
+    def __init__(self, runs: int | None, metrics: Mapping[str, str], first: int = 1) -> None:
         self.runs, self.metrics = runs, metrics
         self.now = ""
-        self._count = 0
+        self._count = first - 1
         self._running: str | None = None
 
     def begin(self, config: RunConfig) -> str:

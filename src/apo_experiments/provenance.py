@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import os
 import platform
 import re
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 import apo
+from apo_experiments import backends
 
 __all__ = ["command", "commit", "describe", "hardware", "versions"]
 
@@ -47,7 +49,9 @@ def command() -> list[str]:
 
 @functools.cache
 def commit() -> str | None:
-    """Return the commit of this source tree, ``-dirty`` if files differ from it, or None if it is no checkout.
+    """Return the commit of this source tree, ``-dirty`` if files differ from it.
+
+    Where it is no checkout, such as a copy on a machine that is lent, it is what ``$APO_COMMIT`` says, or None.
 
     Example:
         >>> commit() is None or len(commit()) >= 40
@@ -55,7 +59,7 @@ def commit() -> str | None:
     """
     # An installed copy may lie inside somebody else's repository: only a tree that knows this file counts.
     if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:
-        return None
+        return os.environ.get("APO_COMMIT")
     head = _git("rev-parse", "HEAD")
     return f"{head}-dirty" if head and _git("status", "--porcelain", "--", "..") else head
 
@@ -79,14 +83,14 @@ def versions() -> dict[str, str]:
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
-    """Return the names of the device and the CPU, and how many threads torch uses.
+    """Return the names of the device and the CPU, how many threads torch uses, and the switches of a GPU.
 
     Example:
         >>> hardware(torch.device("cpu"))["device"]
         'cpu'
     """
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return {"device": name, "cpu": _cpu(), "threads": torch.get_num_threads()}
+    return {"device": name, "cpu": _cpu(), "threads": torch.get_num_threads(), **backends.described(device)}
 
 
 @functools.cache

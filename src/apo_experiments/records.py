@@ -1,7 +1,7 @@
 """The record of a run: ``record.jsonl``, one JSON object a line.
 
 - ``{"kind": "header", "config": {...}, "command": [...], "commit": ..., "versions": {...}, "hardware": {...},
-  "started": ...}`` comes first;
+  "started": ...}`` comes first, with ``"chosen_by": {...}`` where validation runs chose the hyperparameters;
 - ``{"kind": "row", "step": ..., "epoch": ..., "train_loss": ..., "rate": ..., <metrics>, "seconds": ...}`` after every
   epoch: the mean loss of its steps, then the learning rate and the metrics at its end, and the seconds of training so
   far (evaluation left out);
@@ -68,6 +68,7 @@ class RecordWriter:
     Args:
         directory: The run's folder.
         config: What identifies the run.
+        chosen_by: How its hyperparameters were chosen, for the header.
 
     Raises:
         UserError: The record cannot be written.
@@ -85,9 +86,10 @@ class RecordWriter:
         ([{'kind': 'row', 'step': 10, 'train_loss': 0.5}], {'train_loss': 0.5})
     """
 
-    def __init__(self, directory: Path, config: RunConfig) -> None:
+    def __init__(self, directory: Path, config: RunConfig, chosen_by: Mapping[str, Any] | None = None) -> None:
         self.path = directory / NAME
         self.config = config
+        self.chosen_by = chosen_by
         try:
             read(self.path)
         except UserError:
@@ -119,7 +121,8 @@ class RecordWriter:
 
     def _header(self) -> dict[str, Any]:
         about = provenance.describe(torch.device(self.config.device))
-        return {"kind": "header", "config": asdict(self.config), **about, "started": _now()}
+        origin = {"chosen_by": self.chosen_by} if self.chosen_by else {}
+        return {"kind": "header", "config": asdict(self.config), **about, **origin, "started": _now()}
 
 
 def read(path: Path) -> Record:

@@ -12,7 +12,7 @@ from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record
 from apo_experiments.runs import RunConfig
 
-__all__ = ["Result", "current", "figure_text", "findings", "leader", "summarise", "value"]
+__all__ = ["Result", "current", "figure_text", "findings", "leader", "summarise", "value", "variant"]
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,9 @@ def value(record: Record, metric: str) -> float | None:
 def current(recipe: Recipe, scale: str, records: Iterable[Record]) -> list[Record]:
     """Return the runs that stand for a recipe at a scale: one setting for each entry, in the recipe's order.
 
-    Sweeps and ``--set`` leave runs of the same entry with other settings. The setting that the recipe plans today
-    is preferred; where it has not been run, the one that was started last, but no point of a sweep, which is as
-    likely to be the worst as the best.
+    Sweeps and ``--set`` leave runs of the same entry with other settings. The last setting that was chosen by a sweep
+    is preferred, and then the one that the recipe plans today; where that has not been run either, the one that was
+    started last. Where there is nothing but a sweep, its best point stands for the entry.
 
     Args:
         recipe: The recipe.
@@ -90,8 +90,9 @@ def current(recipe: Recipe, scale: str, records: Iterable[Record]) -> list[Recor
         records: All records; those of other recipes and scales are left out.
     """
     from apo_experiments.recipes import plan
+    from apo_experiments.swept import best_of_grid, is_swept
 
-    planned = {_variant(config) for config in plan(recipe, scale)}
+    planned = {variant(config) for config in plan(recipe, scale)}
     order = {entry.label: position for position, entry in enumerate(recipe.entries)}
     groups: dict[str, list[Record]] = {}
     for record in records:
@@ -99,11 +100,15 @@ def current(recipe: Recipe, scale: str, records: Iterable[Record]) -> list[Recor
             groups.setdefault(record.config.label, []).append(record)
     chosen: list[Record] = []
     for group in groups.values():
-        wanted = planned & {_variant(record.config) for record in group}
-        by_hand = [record for record in group if "sweep" not in (record.header.get("command") or [])]
-        if not wanted and by_hand:
-            wanted = {_variant(max(by_hand, key=lambda record: str(record.header.get("started", ""))).config)}
-        chosen += [record for record in group if _variant(record.config) in wanted]
+        by_hand = [record for record in group if not is_swept(record)]
+        if not by_hand:
+            chosen += best_of_grid(recipe, group)
+            continue
+        tuned = [record for record in group if record.header.get("chosen_by")]
+        wanted = set() if tuned else planned & {variant(record.config) for record in group}
+        if not wanted:
+            wanted = {variant(max(tuned or by_hand, key=_start).config)}
+        chosen += [record for record in group if variant(record.config) in wanted]
     return sorted(chosen, key=lambda record: (order[record.config.label], record.config.seed))
 
 
@@ -129,7 +134,7 @@ def summarise(recipe: Recipe, records: Iterable[Record]) -> list[Result]:
 
 
 def leader(recipe: Recipe, results: Iterable[Result], paper: bool = False) -> Result | None:
-    """Return the result that is best by the recipe's goal, or None if there is none or no contest.
+    """Return the result that is best by the recipe's goal, or None if there is none, no contest or a tie.
 
     Args:
         recipe: The recipe, which says whether less or more is better.
@@ -144,8 +149,9 @@ def leader(recipe: Recipe, results: Iterable[Result], paper: bool = False) -> Re
     ranked = [(figure, result) for result in results if (figure := result.paper if paper else result.mean) is not None]
     if not ranked or recipe.compute is not None:  # exact updates with several weights do not compete
         return None
-    best = min if recipe.goal == "min" else max
-    return best(ranked, key=lambda pair: pair[0])[1]
+    best = (min if recipe.goal == "min" else max)(figure for figure, _ in ranked)
+    first = [result for figure, result in ranked if figure == best]
+    return first[0] if len(first) == 1 else None
 
 
 def findings(recipe: Recipe, scale: str, results: Sequence[Result]) -> list[str]:
@@ -156,14 +162,19 @@ def findings(recipe: Recipe, scale: str, results: Sequence[Result]) -> list[str]
         >>> findings(recipe, "paper", [Result("SGDm", (76.0,), paper=75.73), Result("APO", (75.5,), paper=77.42)])
         ['In front here: SGDm with 76.00; in the paper: APO with 77.42.',
          'APO falls short of the paper: 75.50 against 77.42.']
+        >>> findings(recipe, "cpu", [Result("SGDm", (50.0,)), Result("APO", (50.0,))])
+        ['In front here: several alike.']
     """
     sentences = []
     first, paper_first = leader(recipe, results), leader(recipe, results, paper=True)
-    if first is not None and scale == "smoke":
+    if recipe.compute is not None or all(result.mean is None for result in results):
+        pass
+    elif scale == "smoke":
         sentences.append("This scale shows that everything runs; its figures say nothing about the methods.")
-    elif first is not None:
+    else:
+        ours = f"{first.label} with {figure_text(first.mean)}" if first else "several alike"
         other = f"; in the paper: {paper_first.label} with {figure_text(paper_first.paper)}" if paper_first else ""
-        sentences.append(f"In front here: {first.label} with {figure_text(first.mean)}{other}.")
+        sentences.append(f"In front here: {ours}{other}.")
     if scale == "paper":
         for result in results:
             if result.mean is not None and result.paper is not None and _worse(recipe, result.mean, result.paper):
@@ -182,6 +193,18 @@ def figure_text(number: float | None) -> str:
     return "-" if number is None else f"{number:#.4g}".removesuffix(".")
 
 
+def variant(config: RunConfig) -> str:
+    """Return what decides a run beside its seed and device; the same for a plan and for a record of it.
+
+    Example:
+        >>> first, second = (RunConfig("r", "SGD", "sgd", "cpu", seed=seed, epochs=1) for seed in (0, 1))
+        >>> variant(first) == variant(second)
+        True
+    """
+    content: list[Any] = [config.label, config.method, config.epochs, config.hyper, config.options]
+    return json.dumps(content, sort_keys=True, default=str)
+
+
 def _result(recipe: Recipe, label: str, paper: float | None, records: list[Record]) -> Result:
     ordered = sorted(records, key=lambda record: record.config.seed)
     values = tuple(found for record in ordered if (found := value(record, recipe.metric)) is not None)
@@ -190,10 +213,8 @@ def _result(recipe: Recipe, label: str, paper: float | None, records: list[Recor
     return Result(label, values, diverged, unfinished, paper)
 
 
-def _variant(config: RunConfig) -> str:
-    """Return what decides a run beside its seed and device; a record has been through JSON, a plan has not."""
-    content: list[Any] = [config.label, config.method, config.epochs, config.hyper, config.options]
-    return json.dumps(content, sort_keys=True, default=str)
+def _start(record: Record) -> str:
+    return str(record.header.get("started", ""))
 
 
 def _worse(recipe: Recipe, ours: float, theirs: float) -> bool:

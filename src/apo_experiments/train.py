@@ -18,7 +18,7 @@ import torch
 
 from apo_experiments.checkpoints import Checkpoint
 from apo_experiments.errors import UserError
-from apo_experiments.interruption import Interruption, interruptible
+from apo_experiments.interruption import Interruption, check_time, interruptible
 from apo_experiments.listeners import Listener, Silence
 from apo_experiments.locks import locked
 from apo_experiments.problem import Budget
@@ -27,7 +27,7 @@ from apo_experiments.records import NAME, Record, RecordWriter, read
 from apo_experiments.runs import RunConfig
 from apo_experiments.training import Training
 
-__all__ = ["Listener", "Silence", "train"]
+__all__ = ["Listener", "Silence", "finished", "train"]
 
 #: How a step says that there is nothing left to train; apo.NonFiniteError is the first of them.
 _DIVERGENCE = (FloatingPointError, torch.linalg.LinAlgError)  # pyright: ignore[reportPrivateImportUsage]
@@ -40,8 +40,10 @@ def train(
     root: Path,
     data_dir: Path | None = None,
     listener: Listener | None = None,
-    checkpoint_seconds: float = 60.0,
+    checkpoint_seconds: float = 20.0,
     row_seconds: float = 10.0,
+    deadline: float | None = None,
+    chosen_by: Mapping[str, Any] | None = None,
 ) -> Record:
     """Train one run to its end: from the start, from its checkpoint, or not at all if it is finished.
 
@@ -55,13 +57,15 @@ def train(
         listener: Hears of progress.
         checkpoint_seconds: How much work a crash may cost.
         row_seconds: How often the listener hears of an epoch that is not over yet.
+        deadline: When to stop between two steps, with a checkpoint, as from ``time.time()``.
+        chosen_by: How the hyperparameters were chosen, for the record's header.
 
     Returns:
         The finished record. A run whose loss is no longer finite is finished, too: its summary says ``diverged``.
 
     Raises:
         UserError: The run cannot be carried out; the message says what to do.
-        KeyboardInterrupt: It was interrupted; the same call goes on with it.
+        KeyboardInterrupt: It was interrupted, or (:class:`TimeIsUp`) the deadline passed; the same call goes on.
 
     Example:
         >>> import tempfile
@@ -74,8 +78,9 @@ def train(
     """
     listener = listener or Silence()
     directory = config.directory(Path(root))
-    record = _finished(directory)
+    record = finished(directory)
     if record is None:
+        check_time(deadline)
         recipe = _recipe(config.recipe)
         setting = Setting(config.seed, _device(config.device), data_dir)
         torch.manual_seed(config.seed)
@@ -86,18 +91,48 @@ def train(
             run = Training(config, recipe, setting)
             with locked(directory):
                 checkpoint = Checkpoint(directory, checkpoint_seconds)
-                record = _finished(directory) or _train(run, directory, checkpoint, listener, row_seconds)
+                record = finished(directory)
+                if record is None:
+                    writer = RecordWriter(directory, config, chosen_by)
+                    record = _train(run, writer, checkpoint, listener, row_seconds, deadline)
     listener.finished(record)
     return record
 
 
-def _train(run: Training, directory: Path, checkpoint: Checkpoint, listener: Listener, row_seconds: float) -> Record:
+def finished(directory: Path) -> Record | None:
+    """Return the record of a run that has come to its end, or None.
+
+    Args:
+        directory: The run's folder.
+
+    Example:
+        >>> finished(Path("nowhere")) is None
+        True
+    """
+    try:
+        record = read(directory / NAME)
+    except UserError:
+        return None
+    if not record.finished:
+        return None
+    with suppress(UserError):  # left by a process that was killed after its last line
+        Checkpoint(directory).remove()
+    return record
+
+
+def _train(
+    run: Training,
+    writer: RecordWriter,
+    checkpoint: Checkpoint,
+    listener: Listener,
+    row_seconds: float,
+    deadline: float | None,
+) -> Record:
     """Train to the end and close the record."""
-    writer = RecordWriter(directory, run.config)
     listener.started(run.config, run.budget)
     _resume(run, writer, checkpoint, listener)
     reason = None
-    with interruptible() as interruption:
+    with interruptible(deadline) as interruption:
         try:
             _loop(run, writer, checkpoint, listener, interruption, row_seconds)
         except _DIVERGENCE as error:
@@ -133,16 +168,16 @@ def _loop(
         elif time.monotonic() - told > row_seconds:
             listener.row(run.row())
             told = time.monotonic()
-        if checkpoint.due() or interruption.requested:
+        if checkpoint.due() or interruption.due:
             state = run.state_dict()
             with run.off_the_clock():
                 writer.sync()  # the rows of the checkpoint must not be lost to a power cut that spares it
                 checkpoint.save(state)
-            if interruption.requested:
+            if interruption.due:
                 listener.message(
                     f"stopped after step {run.step} of {run.budget.steps}; the same command goes on from here"
                 )
-                raise KeyboardInterrupt
+                interruption.obey()
 
 
 def _resume(run: Training, writer: RecordWriter, checkpoint: Checkpoint, listener: Listener) -> None:
@@ -215,18 +250,6 @@ def _summary(
     best_row = {name: value for name, value in best_row.items() if name != "kind"}
     summary = {"metrics": metrics, "best": best_row, "seconds": seconds, "steps": steps, "diverged": reason is not None}
     return summary if reason is None else {**summary, "reason": reason}
-
-
-def _finished(directory: Path) -> Record | None:
-    try:
-        record = read(directory / NAME)
-    except UserError:
-        return None
-    if not record.finished:
-        return None
-    with suppress(UserError):  # left by a process that was killed after its last line
-        Checkpoint(directory).remove()
-    return record
 
 
 def _device(name: str) -> torch.device:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from apo.isolation import RandomState, undisturbed
+from apo_experiments import backends
 from apo_experiments.errors import UserError
 from apo_experiments.method import Method
 from apo_experiments.problem import Budget
@@ -55,6 +56,7 @@ class Training:
         self.recipe = recipe
         self.device = setting.device
         method = _method(config.method)
+        backends.configure(setting.device, config.options)
         self.problem = recipe.task(config.options, setting)
         self.problem.model.train()
         steps_per_epoch = self.problem.batches.steps_per_epoch

@@ -53,12 +53,14 @@ def _time(minutes: float) -> str:
     """Write a rough time.
 
     Example:
-        >>> _time(0.05), _time(2), _time(90), _time(3000)
-        ('3 s', '2 min', '1.5 h', '50 h')
+        >>> _time(0.05), _time(2), _time(90), _time(24000)
+        ('3 s', '2 min', '1.5 h', '400 h')
     """
     if minutes < 1:
         return f"{max(round(minutes * 60), 1)} s"
-    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.2g} h"
+    if minutes < 90:
+        return f"{minutes:.0f} min"
+    return f"{minutes / 60:.2g} h" if minutes < 600 else f"{minutes / 60:.0f} h"
 
 
 def _data(recipe: Recipe, data_dir: Path | None) -> str:
@@ -77,7 +79,7 @@ def _details(recipe: Recipe, data_dir: Path | None) -> str:
     for name, scale in recipe.scales.items():
         lines.append(f"  {name:<7} {scale.epochs} epochs, {scale.seeds} seeds, {_time(scale.minutes)}")
     if recipe.notes:
-        lines.append(f"  {recipe.notes}")
+        lines.append(f"  claim   {recipe.notes}")
     lines.append("  methods (--method):")
     for entry in recipe.entries:
         lines.append(f"    {entry.label}: {entry.method}  {_pairs({**entry.hyper, **entry.options})}".rstrip())

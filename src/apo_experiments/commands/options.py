@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +19,9 @@ __all__ = [
     "add_command",
     "add_execution_options",
     "add_runs_option",
+    "deadline",
     "device",
+    "grid",
     "nearest",
     "overrides",
     "recipes",
@@ -61,7 +64,9 @@ def add_execution_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--method", metavar="LABEL", nargs="+", action="extend", help="only these methods (`apo list RECIPE` has them)"
     )
-    parser.add_argument("--seeds", metavar="N", type=positive, help="number of seeds (default: the recipe's)")
+    parser.add_argument(
+        "--seeds", metavar="N", type=positive, help="number of seeds (default: the recipe's; in sweeps 1)"
+    )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: auto)")
     parser.add_argument("--data-dir", metavar="DIR", type=Path, help="folder of the data (default: $APO_DATA)")
     parser.add_argument(
@@ -70,6 +75,21 @@ def add_execution_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         action="extend",
         help="change an option of the task, a hyperparameter or epochs (`apo list RECIPE` has the keys)",
+    )
+    parser.add_argument(
+        "--epochs",
+        metavar="N",
+        type=positive,
+        help="how long to train; schedules are fractions of it (default: scale's)",
+    )
+    parser.add_argument(
+        "--jobs", metavar="N", type=positive, default=1, help="runs side by side, on one GPU or the CPU (default: 1)"
+    )
+    parser.add_argument(
+        "--time-limit",
+        metavar="SECONDS",
+        type=positive,
+        help="stop all runs after so long, with checkpoints: the same command goes on (exit code 3)",
     )
     add_runs_option(parser)
 
@@ -111,21 +131,54 @@ def device(choice: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def overrides(pairs: Sequence[str] | None) -> dict[str, str]:
-    """Read ``--set key=value`` options.
-
-    Raises:
-        UserError: One has no equals sign.
+def deadline(arguments: argparse.Namespace) -> float | None:
+    """Return when ``--time-limit`` is reached, as from ``time.time()``.
 
     Example:
-        >>> overrides(["lr=0.1", "batch_size=64"])
-        {'lr': '0.1', 'batch_size': '64'}
+        >>> deadline(argparse.Namespace(time_limit=None)) is None
+        True
     """
+    return None if arguments.time_limit is None else time.time() + arguments.time_limit
+
+
+def overrides(arguments: argparse.Namespace) -> dict[str, str]:
+    """Read ``--set key=value`` and ``--epochs``.
+
+    Raises:
+        UserError: A pair has no equals sign.
+
+    Example:
+        >>> overrides(argparse.Namespace(set=["lr=0.1", "batch_size=64"], epochs=3))
+        {'lr': '0.1', 'batch_size': '64', 'epochs': '3'}
+    """
+    found = _pairs(arguments.set, "--set", "--set lr=0.1")
+    return found if arguments.epochs is None else {**found, "epochs": str(arguments.epochs)}
+
+
+def grid(pairs: Sequence[str] | None) -> dict[str, list[str]]:
+    """Read ``--grid key=value,value,...``.
+
+    Raises:
+        UserError: A pair has no equals sign or no values.
+
+    Example:
+        >>> grid(["lr=0.1,0.03", "damping=0.01"])
+        {'lr': ['0.1', '0.03'], 'damping': ['0.01']}
+    """
+    example = "--grid lr=0.1,0.03"
+    found = {key: text.split(",") for key, text in _pairs(pairs, "--grid", example).items()}
+    for key, values in found.items():
+        if not all(value.strip() for value in values):
+            raise UserError(f"--grid was given no value, or an empty one, for {key!r}: write for example {example}.")
+    return found
+
+
+def _pairs(pairs: Sequence[str] | None, option: str, example: str) -> dict[str, str]:
     found = {}
     for pair in pairs or ():
         key, equals, text = pair.partition("=")
         if not equals or not key.strip():
-            raise UserError(f"--set was given {pair!r}: write it as key=value, for example --set lr=0.1.")
+            raise UserError(f"{option} was given {pair!r}: write it as key=value, for example {example}.")
         found[key.strip()] = text.strip()
     return found
 

@@ -43,8 +43,8 @@ def execute(arguments: argparse.Namespace) -> int:
     for path in drawn:
         print(path)
     if not drawn:
-        names = ", ".join(arguments.recipes)
-        raise UserError(f"There are no records of {names} in {root}: run `apo run {recipes[0].name}` first.")
+        names = "" if arguments.recipes == ["all"] else f" of {', '.join(arguments.recipes)}"
+        raise UserError(f"There are no records{names} in {root}: run `apo run {recipes[0].name}` first.")
     return 0
 
 

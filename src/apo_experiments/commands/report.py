@@ -29,5 +29,6 @@ def execute(arguments: argparse.Namespace) -> int:
     from apo_experiments.report import write
 
     count = write(arguments.out, options.runs_folder(arguments), arguments.scale)
-    print(f"{arguments.out}: {count} recipes with results. Open it in a browser; it needs no network.")
+    recipes = "1 recipe" if count == 1 else f"{count} recipes"
+    print(f"{arguments.out}: {recipes} with results. Open it in a browser; it needs no network.")
     return 0

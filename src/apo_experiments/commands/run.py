@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import traceback
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,8 @@ from apo_experiments.commands.tables import comparison
 from apo_experiments.errors import UserError
 
 if TYPE_CHECKING:
+    from apo_experiments.crowd import CrowdProgress
+    from apo_experiments.execution import Assignment, Failure, Outcome
     from apo_experiments.progress import Display
     from apo_experiments.recipe import Recipe
     from apo_experiments.records import Record
@@ -26,6 +28,7 @@ _EXAMPLES = """\
   apo run all --scale smoke                       every recipe, in seconds each
   apo run uci-protein --scale paper --device cuda
   apo run mnist-mlp --method SGDm-APO --seeds 3 --set lr=0.01
+  apo run cifar10-lenet --scale paper --best --jobs 12 --time-limit 540
 Ctrl-C leaves a run that the same command continues; a run that is finished is not repeated."""
 
 
@@ -34,12 +37,16 @@ def add_to(subparsers: argparse._SubParsersAction) -> None:
     parser = options.add_command(subparsers, "run", "train recipes and compare them with the paper", _EXAMPLES)
     parser.add_argument("recipes", metavar="RECIPE", nargs="+", help="names from `apo list`, or all")
     options.add_execution_options(parser)
+    parser.add_argument(
+        "--best", action="store_true", help="with the best hyperparameters that sweeps have found among the runs"
+    )
+    parser.add_argument("--best-of", metavar="RECIPE", help="the same, from the sweeps of another recipe")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the final figures to this file")
     parser.set_defaults(execute=execute, resumable=True)
 
 
 @dataclass
-class _Outcome:
+class _Summary:
     """What came of the runs."""
 
     records: list[Record] = field(default_factory=list)
@@ -53,89 +60,98 @@ def execute(arguments: argparse.Namespace) -> int:
     Returns:
         0; 1 if a run failed or diverged; 2 if something is missing that the user can mend.
     """
-    from apo_experiments import progress
+    deadline = options.deadline(arguments)
+    from apo_experiments.commands.planned import planned
+    from apo_experiments.execution import Assignment
 
     recipes = options.recipes(arguments.recipes)
     # All plans come before the first run: a mistyped key must not show after an hour.
-    plans = {recipe.name: _plan(recipe, arguments) for recipe in recipes}
-    count = sum(len(configs) for configs in plans.values())
-    outcome = _Outcome()
-    with progress.display(count, {recipe.name: recipe.metric for recipe in recipes}) as display:
-        for recipe in recipes:
-            try:
-                _run_all(plans[recipe.name], outcome, display, arguments)
-            except UserError as error:
-                if len(recipes) == 1:
-                    raise
-                display.message(f"{recipe.name}: {error}")
-                outcome.exit_code = 2
-    _print_tables(recipes, outcome, arguments.scale)
+    plans = [planned(recipe, arguments) for recipe in recipes]
+    configs = [config for plan in plans for config in plan.configs]
+    chosen_by = {key: origin for plan in plans for key, origin in plan.chosen_by.items()}
+    assignment = Assignment(options.runs_folder(arguments), arguments.data_dir, deadline, chosen_by)
+    summary = _carry_out(configs, assignment, {recipe.name: recipe.metric for recipe in recipes}, arguments)
+    _print_tables(recipes, summary, arguments.scale)
     if arguments.json:
         from apo_experiments.files import write_atomically
 
-        content = json.dumps(_json(recipes, outcome), indent=1, allow_nan=False) + "\n"
+        content = json.dumps(_json(recipes, summary), indent=1, allow_nan=False) + "\n"
         write_atomically(arguments.json, content.encode())
-    return outcome.exit_code
+    return summary.exit_code
 
 
-def _plan(recipe: Recipe, arguments: argparse.Namespace) -> list[RunConfig]:
-    from apo_experiments.recipes import plan
+def _carry_out(
+    configs: list[RunConfig], assignment: Assignment, metrics: dict[str, str], arguments: argparse.Namespace
+) -> _Summary:
+    """Carry out all runs. One that fails does not keep the others from their turn."""
+    from apo_experiments.execution import Failure
 
-    if arguments.scale not in recipe.scales:
-        raise UserError(f"{recipe.name} has no scale {arguments.scale!r}: choose one of {', '.join(recipe.scales)}.")
-    configs = plan(
-        recipe,
-        arguments.scale,
-        labels=arguments.method,
-        seeds=arguments.seeds,
-        overrides=options.overrides(arguments.set),
-    )
-    place = options.device(arguments.device)
-    return [replace(config, device=place) for config in configs]
-
-
-def _run_all(configs: list[RunConfig], outcome: _Outcome, display: Display, arguments: argparse.Namespace) -> None:
-    """Carry out the runs of one recipe. One that fails does not keep the others from their turn."""
-    from apo_experiments.train import train
-
-    root = options.runs_folder(arguments)
-    for config in configs:
+    summary, left_out = _Summary(), set()
+    with _display(len(configs), metrics, arguments.jobs) as display:
         try:
-            record = train(config, root=root, data_dir=arguments.data_dir, listener=display)
-        except UserError:
+            for config, result in _outcomes(configs, assignment, display, left_out, arguments.jobs):
+                if isinstance(result, Failure):
+                    if result.mendable and len(metrics) == arguments.jobs == 1:
+                        raise UserError(result.reason)
+                    display.message(_note_failure(config, result, summary, left_out, arguments.debug))
+                    continue
+                summary.records.append(result)
+                if result.summary and result.summary.get("diverged"):
+                    summary.exit_code = summary.exit_code or 1
+        except KeyboardInterrupt:
+            display.message(f"{len(summary.records)} of {len(configs)} runs are finished")
             raise
-        except Exception as error:
-            if arguments.debug:
-                display.message(traceback.format_exc())
-            hint = "" if arguments.debug else "; run with --debug for the traceback"
-            display.message(
-                f"{config.recipe} {config.label} seed {config.seed} failed with {type(error).__name__}: {error}{hint}"
-            )
-            outcome.failed.append(config)
-            outcome.exit_code = outcome.exit_code or 1
-            continue
-        outcome.records.append(record)
-        if record.summary and record.summary.get("diverged"):
-            outcome.exit_code = outcome.exit_code or 1
+    return summary
 
 
-def _print_tables(recipes: list[Recipe], outcome: _Outcome, scale: str) -> None:
+def _display(count: int, metrics: dict[str, str], jobs: int) -> Display | CrowdProgress:
+    from apo_experiments import crowd, progress
+
+    return progress.display(count, metrics) if jobs == 1 else crowd.CrowdProgress(count, metrics)
+
+
+def _outcomes(
+    configs: list[RunConfig], assignment: Assignment, display: Display | CrowdProgress, left_out: set[str], jobs: int
+) -> Iterator[Outcome]:
+    from apo_experiments.crowd import CrowdProgress
+    from apo_experiments.execution import in_turn
+    from apo_experiments.side_by_side import side_by_side
+
+    if isinstance(display, CrowdProgress):
+        return side_by_side(configs, jobs, assignment, display.listener, left_out)
+    return in_turn(configs, assignment, display, left_out)
+
+
+def _note_failure(config: RunConfig, failure: Failure, summary: _Summary, left_out: set[str], debug: bool) -> str:
+    """Note that a run failed, and return what to tell the user."""
+    if failure.mendable:
+        summary.exit_code = 2
+        left_out.add(config.recipe)
+        return f"{config.recipe}: {failure.reason}"
+    summary.failed.append(config)
+    summary.exit_code = summary.exit_code or 1
+    hint = "" if debug or not failure.details else "; run with --debug for the traceback"
+    details = f"{failure.details}\n" if debug and failure.details else ""
+    return f"{details}{config.recipe} {config.label} seed {config.seed} failed with {failure.reason}{hint}"
+
+
+def _print_tables(recipes: list[Recipe], summary: _Summary, scale: str) -> None:
     from apo_experiments.results import summarise
 
     for recipe in recipes:
-        records = [record for record in outcome.records if record.config.recipe == recipe.name]
+        records = [record for record in summary.records if record.config.recipe == recipe.name]
         if records:
             print("\n" + comparison(recipe, scale, summarise(recipe, records)))
 
 
-def _json(recipes: list[Recipe], outcome: _Outcome) -> list[dict[str, Any]]:
+def _json(recipes: list[Recipe], summary: _Summary) -> list[dict[str, Any]]:
     """Return one entry a run; the value of a run that failed or diverged is null."""
     from apo_experiments.results import value
 
     by_name = {recipe.name: recipe for recipe in recipes}
-    finals = [(record.config, value(record, by_name[record.config.recipe].metric)) for record in outcome.records]
+    finals = [(record.config, value(record, by_name[record.config.recipe].metric)) for record in summary.records]
     entries = []
-    for config, final in [*finals, *((config, None) for config in outcome.failed)]:
+    for config, final in [*finals, *((config, None) for config in summary.failed)]:
         recipe = by_name[config.recipe]
         paper = next((entry.paper for entry in recipe.entries if entry.label == config.label), None)
         entries.append(

@@ -17,7 +17,8 @@ __all__ = ["add_to", "execute"]
 _EXAMPLES = """\
   apo sweep uci-protein --method SGDm KFAC
   apo sweep cifar10-lenet --scale paper --storage postgresql://user@host/apo    (the same on any number of machines)
-  apo sweep mnist-mlp --trials 5 --jobs 2 --set epochs=10
+  apo sweep mnist-mlp --trials 5 --jobs 2 --epochs 10
+  apo sweep cifar10-lenet --scale paper --epochs 40 --grid lr=0.1,0.03 --jobs 12 --time-limit 540
 Ctrl-C leaves a sweep that the same command continues; a trial that is finished is not repeated."""
 
 
@@ -28,7 +29,13 @@ def add_to(subparsers: argparse._SubParsersAction) -> None:
     options.add_execution_options(parser)
     parser.add_argument("--storage", metavar="URL", help="study database (default: an SQLite file among the runs)")
     parser.add_argument("--trials", metavar="N", type=options.positive, help="stop after so many (default: whole grid)")
-    parser.add_argument("--jobs", metavar="N", type=options.positive, default=1, help="processes here (default: 1)")
+    parser.add_argument(
+        "--grid",
+        metavar="KEY=VALUES",
+        nargs="+",
+        action="extend",
+        help="try these values of a key instead of the paper's, as in lr=0.1,0.03",
+    )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the table to this file")
     parser.set_defaults(execute=execute, resumable=True)
 
@@ -41,6 +48,7 @@ def execute(arguments: argparse.Namespace) -> int:
     """
     from apo_experiments import progress, sweep
 
+    deadline = options.deadline(arguments)
     (recipe, *others) = options.recipes([arguments.recipe])
     if others:
         raise UserError("`apo sweep` takes one recipe, not all: name one of those that `apo list` shows.")
@@ -57,7 +65,9 @@ def execute(arguments: argparse.Namespace) -> int:
             device=options.device(arguments.device),
             listener=display,
             jobs=arguments.jobs,
-            overrides=options.overrides(arguments.set),
+            overrides=options.overrides(arguments),
+            grid=options.grid(arguments.grid),
+            deadline=deadline,
         )
     _print(rows)
     for command in _commands(rows, arguments.scale):
@@ -86,7 +96,11 @@ def _commands(rows: list[dict[str, Any]], scale: str) -> list[str]:
         settings = [f"{key}={_setting(value)}" for key, value in row["hyper"].items()]
         words = ["apo", "run", row["recipe"], "--scale", scale, "--method", label, "--set", *settings]
         lines.append("  " + shlex.join(words))
-    return lines
+    return (
+        [*lines, "or, from all records of sweeps:", f"  apo run {rows[0]['recipe']} --scale {scale} --best"]
+        if best
+        else []
+    )
 
 
 def _setting(value: Any) -> str:

@@ -1,18 +1,21 @@
 """Readers of the official binary image formats: idx (MNIST), CIFAR's records, MATLAB 5 (SVHN).
 
 None of them can execute anything: they read numbers. Each raises :class:`FormatError` on a file that is cut short
-or makes no sense; the message completes "the file ...".
+or makes no sense; the message completes "the file ...". Checksums come first (:mod:`apo_experiments.data.integrity`):
+scipy's reader can crash on a damaged MATLAB file.
 """
 
 from __future__ import annotations
 
 import gzip
+import io
 import struct
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+
+from apo_experiments.errors import UserError
 
 __all__ = ["FormatError", "read_idx", "read_cifar", "read_matlab"]
 
@@ -81,60 +84,37 @@ def read_cifar(path: Path, label_bytes: int = 1, classes: int = 10) -> tuple[np.
     return np.ascontiguousarray(records[:, label_bytes:]).reshape(-1, 3, 32, 32), labels.copy()
 
 
-# Types of MATLAB's numeric data elements.
-_NUMERIC = {1: "i1", 2: "u1", 3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<f4", 9: "<f8", 12: "<i8", 13: "<u8"}
-_MATRIX, _COMPRESSED = 14, 15
-
-
 def read_matlab(path: Path) -> dict[str, np.ndarray]:
     """Return the numeric arrays of a MATLAB 5 file by name.
-
-    After a header of 128 bytes come data elements: a tag (type and length) and data, padded to eight bytes; an
-    element may be a zlib stream that holds another. An array consists of its flags, its dimensions, its name and its
-    numbers in column-major order. Other elements than real numeric arrays are passed over.
 
     Args:
         path: For example ``train_32x32.mat``.
 
+    Raises:
+        UserError: The package scipy, which reads such files, is not installed.
+
     Example:
-        >>> import io, tempfile, scipy.io
+        >>> import tempfile, scipy.io
         >>> path = Path(tempfile.mkdtemp()) / "a.mat"
         >>> scipy.io.savemat(path, {"y": np.array([[1], [10]], np.uint8)}, do_compression=True)
         >>> read_matlab(path)["y"].ravel()
         array([ 1, 10], dtype=uint8)
     """
-    content = memoryview(path.read_bytes())
-    if len(content) < 128 or bytes(content[126:128]) != b"IM":
-        raise FormatError("is not a MATLAB 5 file (little-endian)")
     try:
-        return dict(_arrays(content[128:]))
-    except (zlib.error, struct.error, ValueError, KeyError) as error:
-        raise FormatError(f"is truncated or corrupted ({error})") from error
+        from scipy.io import loadmat
+    except ImportError:
+        raise UserError(
+            "MATLAB files need the package scipy, which is not installed: pip install 'apo-optim[experiments]'."
+        ) from None
+    stored = io.BytesIO(path.read_bytes())  # so that an OSError below is about the content, not about the disk
+    try:
+        content = loadmat(stored)
+    except Exception as error:  # a damaged file fails in scipy, zlib or numpy, each in its own way
+        raise FormatError(f"is truncated or corrupted ({_first_line(error)})") from error
+    return {
+        name: array for name, array in content.items() if isinstance(array, np.ndarray) and array.dtype.kind in "iuf"
+    }
 
 
-def _arrays(content: memoryview) -> Iterator[tuple[str, np.ndarray]]:
-    for kind, data in _elements(content):
-        if kind == _COMPRESSED:
-            yield from _arrays(memoryview(zlib.decompress(data)))
-        elif kind == _MATRIX:
-            parts = list(_elements(data))
-            if len(parts) == 4 and parts[3][0] in _NUMERIC:  # flags, dimensions, name, real part
-                shape = np.frombuffer(parts[1][1], "<i4")
-                numbers = np.frombuffer(parts[3][1], _NUMERIC[parts[3][0]])
-                yield bytes(parts[2][1]).decode("ascii"), numbers.reshape(shape, order="F")
-
-
-def _elements(content: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Walk through the data elements that lie one after the other."""
-    position = 0
-    while position < len(content):
-        kind, size = struct.unpack_from("<II", content, position)
-        if kind >> 16:  # the small form: type and length share four bytes, the data are the next four
-            kind, size, start, step = kind & 0xFFFF, kind >> 16, position + 4, 8
-        else:
-            # Compressed elements are not padded, all others are.
-            start, step = position + 8, 8 + (size if kind == _COMPRESSED else -(-size // 8) * 8)
-        if start + size > len(content):
-            raise ValueError(f"an element of {size:,} bytes ends after the file")
-        yield kind, content[start : start + size]
-        position += step
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0] or type(error).__name__

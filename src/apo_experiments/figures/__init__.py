@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from apo_experiments.recipe import Recipe
     from apo_experiments.records import Record
 
-__all__ = ["FIGURES", "draw", "save", "svg"]
+__all__ = ["FIGURES", "draw", "png", "save", "svg"]
 
 #: Module of each figure in this package; its function has the module's name. Imported when drawn.
 FIGURES = {
@@ -82,6 +82,11 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     for path in paths:
         write_atomically(path, _style().rendered(figure, path.suffix[1:]))
     return paths
+
+
+def png(figure: Figure) -> bytes:
+    """Return a figure as PNG for the web: for long curves a fraction of the size of SVG."""
+    return _style().rendered(figure, "png", dpi=100)
 
 
 def svg(figure: Figure) -> bytes:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from apo_experiments.figures.bands import by_label, draw_band
 from apo_experiments.figures.style import grid, legend_below, line_styles, scale_axis
@@ -57,6 +58,7 @@ def draw_panel(axes: Axes, records: Sequence[Record], recipe: Recipe, column: st
         # A run that diverges would squeeze all others into a line at the bottom.
         axes.set_ylim(top=3 * max(first))
     axes.set(xlabel=x, ylabel=axis_name(column))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 5, 10]))  # no half epochs
 
 
 def axis_name(column: str) -> str:

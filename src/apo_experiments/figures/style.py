@@ -41,17 +41,18 @@ def applied() -> Iterator[None]:
         yield
 
 
-def rendered(figure: Figure, file_format: str) -> bytes:
+def rendered(figure: Figure, file_format: str, dpi: int = 160) -> bytes:
     """Return a figure as the content of a file, without the date.
 
     Args:
         figure: The figure.
         file_format: ``"png"``, ``"pdf"`` or ``"svg"``.
+        dpi: Points an inch, where there are points.
     """
     dates: dict[str, dict[str, None]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
     buffer = io.BytesIO()
     with applied():
-        figure.savefig(buffer, format=file_format, dpi=160, metadata=dates.get(file_format))
+        figure.savefig(buffer, format=file_format, dpi=dpi, metadata=dates.get(file_format))
     return buffer.getvalue()
 
 

@@ -62,7 +62,7 @@ def _build(structure: str, problem: Problem, hyper: Mapping[str, Any], budget: B
     parameters = [p for p in problem.model.parameters() if p.requires_grad]
     warmup = _warmup(parameters, hyper)
     steps = min(3000, budget.steps // 10) if hyper["warmup_steps"] is None else hyper["warmup_steps"]
-    options = {name: hyper[name] for name in ("conv", "max_dim") if name in hyper}
+    options = {name: hyper[name] for name in ("conv", "max_dim", "matmul") if name in hyper}
     optimizer = _STRUCTURES[structure](
         problem.model,
         hyper["lr"],
@@ -102,7 +102,7 @@ PRECONDITIONED: dict[str, Method] = {
             "apo-precond",
             "kronecker",
             "APO-Precond: a learned EKFAC-shaped preconditioner",
-            {"conv": "matrix", "max_dim": 8192, "warmup": "sgdm"},
+            {"conv": "matrix", "max_dim": 8192, "matmul": "float32", "warmup": "sgdm"},
         ),
         _method("apo-precond-full", "full", "a learned full preconditioning matrix, for few weights", {"lr": 1e-3}),
         _method("apo-precond-diagonal", "diagonal", "a learned diagonal preconditioner", {"lr": 0.1}),

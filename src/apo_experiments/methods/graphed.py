@@ -18,6 +18,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from apo.isolation import after_failed_capture
 from apo.replay import tree_map
 from apo_experiments.methods.passes import EagerPass, Loss, TrainingPass
 
@@ -91,6 +92,7 @@ class GraphedPass(TrainingPass):
                 self._loss = self._eager(*self._batch)
         except RuntimeError as error:
             self._possible = False
+            after_failed_capture()
             reason = str(error).strip().split("\n")[0]
             warnings.warn(f"the training step cannot be a CUDA graph and runs eagerly: {reason}", stacklevel=2)
             return False

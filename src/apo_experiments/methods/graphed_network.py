@@ -13,6 +13,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from apo.isolation import after_failed_capture
 from apo.vectors import copies
 
 __all__ = ["GraphedNetwork"]
@@ -76,6 +77,7 @@ class GraphedNetwork(nn.Module):
             return _Graphs(self.network, inputs, self._trainable)
         except RuntimeError as error:
             self._possible = False
+            after_failed_capture()
             reason = str(error).strip().split("\n")[0]
             warnings.warn(f"the network cannot be a CUDA graph and runs eagerly: {reason}", stacklevel=3)
             return None

@@ -25,7 +25,7 @@ OBJECTIVE: dict[str, Any] = {
     "fsd_weight": None,
     "wsd_weight": None,
     "fsd_batch": "previous",
-    "short_horizon_ablation": False,
+    "other_batch_share": None,
 }
 
 #: How many records of meta-steps a checkpoint carries along.
@@ -67,7 +67,7 @@ class TunedStepper(Stepper):
             fsd_weight=hyper["fsd_weight"],
             wsd_weight=hyper["wsd_weight"],
             fsd_batch=choose("fsd_batch", hyper["fsd_batch"], ("previous", "same")),
-            short_horizon_ablation=hyper["short_horizon_ablation"],
+            other_batch_share=hyper["other_batch_share"],
             history_limit=_HISTORY,
         )
         self._model = problem.model
@@ -143,5 +143,9 @@ def meta_optimizer(name: str, lr: float, beta2: float) -> Callable[[list[Tensor]
         return functools.partial(torch.optim.SGD, lr=lr)
     if name == "rmsprop":
         return functools.partial(torch.optim.RMSprop, lr=lr, alpha=beta2)
-    beta1 = 0.0 if name == "corrected-rmsprop" else 0.9
-    return functools.partial(torch.optim.Adam, lr=lr, betas=(beta1, beta2))
+    betas = (0.0 if name == "corrected-rmsprop" else 0.9, beta2)
+
+    def adam(phi: list[Tensor]) -> Optimizer:
+        return torch.optim.Adam(phi, lr=lr, betas=betas, fused=all(p.is_cuda for p in phi) or None)
+
+    return adam

@@ -67,7 +67,7 @@ def _recipe(
 
 def _loss_batch() -> Recipe:
     entries = tuple(
-        Entry(f"{name}-{batch}", f"{base}-apo", _RATE | {"short_horizon_ablation": batch == "other"})
+        Entry(f"{name}-{batch}", f"{base}-apo", _RATE | {"other_batch_share": float(batch == "other")})
         for name, base in (("SGDm", "sgdm"), ("RMSprop", "rmsprop"))
         for batch in ("same", "other")
     )

@@ -93,7 +93,7 @@ def entries(model: str, paper: tuple[float, ...] | None = None, schedule: str = 
     normalised = model in _NORMALISED
     shared = {"weight_decay": 5e-4, "schedule": schedule}
     discrepancies = {"fsd_weight": 1.0, "wsd_weight": 0.1} if normalised else {"fsd_weight": 0.1, "wsd_weight": 0.3}
-    apo = {"lr": 1.0, "meta_lr": 3e-4, "warmup_lr": 0.01, "warmup_interval": 1, **discrepancies}
+    apo = {"lr": 1.0, "meta_lr": 3e-4, "warmup_lr": 0.01, "warmup_interval": 1, "matmul": "tf32", **discrepancies}
     grid = grids.APO_NORMALISED if normalised else grids.APO_PLAIN
     values = paper or (None, None, None, None)
     return (

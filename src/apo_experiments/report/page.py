@@ -60,7 +60,7 @@ def _overview(sections: Iterable[Section]) -> str:
         if section.parts:
             part = section.parts[0]
             best, theirs = leader(recipe, part.results), leader(recipe, part.results, paper=True)
-            ours = f"{best.label} ({figure_text(best.mean)})" if best else "-"
+            ours = f"{best.label} ({figure_text(best.mean)})" if best and part.scale != "smoke" else "-"
             paper = f"{theirs.label} ({figure_text(theirs.paper)})" if theirs else "-"
             cells += [_cell(part.scale), _cell(axis_name(recipe.metric)), _cell(ours), _cell(paper)]
         else:
@@ -71,7 +71,9 @@ def _overview(sections: Iterable[Section]) -> str:
 
 def _section(section: Section) -> str:
     recipe = section.recipe
-    notes = f"<p>{escape(recipe.notes)}</p>" if recipe.notes else ""
+    # A claim is the paper's until the runs below show it.
+    whose = "The paper's claim: " if recipe.paper != "not in the paper" else ""
+    notes = f"<p>{escape(whose + recipe.notes)}</p>" if recipe.notes else ""
     if section.parts:
         body = "".join(_part(section, part) for part in section.parts)
     else:
@@ -92,14 +94,15 @@ def _part(section: Section, part: Part) -> str:
         about = escape(f"{section.recipe.title or section.recipe.name}, scale {part.scale}")
         figure = f'<figure><img alt="{about}" src="data:image/svg+xml;base64,{data}"></figure>'
     sentences = "".join(f"<li>{escape(sentence)}</li>" for sentence in part.findings)
-    others = f"<p class='muted'>{part.others} runs with other settings (sweeps, --set) are not shown.</p>"
+    count = f"{part.others} runs" if part.others > 1 else "1 run"
+    others = f"<p class='muted'>Not shown: {count} with other settings (sweeps, --set).</p>"
     return f"""<h3>Scale {escape(part.scale)}</h3>
 {figure}
 <div class="scroll">{_results(section, part)}</div>
 <ul class="findings">{sentences}</ul>
 {others if part.others else ""}
 <p class="muted">To repeat it ({duration(part.seconds)} of training):</p>
-<pre>{escape(part.command())}</pre>
+<pre>{escape(part.command(section.recipe))}</pre>
 <details><summary>Hyperparameters</summary>{_settings(part)}</details>
 <details><summary>Where the runs come from</summary>{_origins(part)}</details>
 """

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from apo_experiments.recipe import Entry, Recipe
 from apo_experiments.records import Record
 from apo_experiments.results import Result, current, findings, summarise
+from apo_experiments.swept import points_of_grids
 
 __all__ = ["Part", "Section", "section"]
 
@@ -25,6 +26,7 @@ class Part:
         findings: Sentences on who is in front and what falls short.
         figure: The figure as SVG, or None if there is nothing to draw.
         others: How many runs with other settings (sweeps, ``--set``) are left out.
+        grids: How many points a sweep has tried, by label, where the best of them stands for an entry.
     """
 
     scale: str
@@ -33,16 +35,22 @@ class Part:
     findings: list[str]
     figure: bytes | None
     others: int
+    grids: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
         """Training time of all runs."""
         return sum((record.summary or {}).get("seconds", 0.0) for record in self.records)
 
-    def command(self) -> str:
-        """Return the command that repeats these runs, as far as the recipe's own settings go."""
-        seeds = max((record.config.seed for record in self.records), default=0) + 1
-        return f"apo run {self.records[0].config.recipe} --scale {self.scale} --seeds {seeds}"
+    def command(self, recipe: Recipe) -> str:
+        """Return the commands that repeat these runs, but for what ``--set`` has changed.
+
+        Args:
+            recipe: The recipe, whose own methods and length need not be named.
+        """
+        swept = [record for record in self.records if record.config.label in self.grids]
+        run = [record for record in self.records if record.config.label not in self.grids]
+        return "\n".join([*_commands("sweep", recipe, self.scale, swept), *_commands("run", recipe, self.scale, run)])
 
     def origins(self) -> list[tuple[str, str]]:
         """Return the distinct facts on where the runs come from, as pairs of a name and a text."""
@@ -108,8 +116,29 @@ def _part(recipe: Recipe, scale: str, own: Sequence[Record]) -> Part:
     results = summarise(recipe, chosen)
     drawable = [record for record in chosen if record.rows]
     figure = figures.svg(figures.draw(recipe, drawable)) if drawable else None
-    others = sum(record.config.scale == scale for record in own) - len(chosen)
-    return Part(scale, chosen, results, findings(recipe, scale, results), figure, others)
+    here = [record for record in own if record.config.scale == scale]
+    grids = points_of_grids(here, chosen)
+    sentences = [*findings(recipe, scale, results), *_swept(grids)]
+    return Part(scale, chosen, results, sentences, figure, len(here) - len(chosen), grids)
+
+
+def _swept(grids: Mapping[str, int]) -> list[str]:
+    """Say that the figures of some entries are the best of many, which a single run's are not."""
+    return [f"{label} was swept: shown is the best of {points} points of the grid." for label, points in grids.items()]
+
+
+def _commands(verb: str, recipe: Recipe, scale: str, records: Sequence[Record]) -> list[str]:
+    """Return one command for each length of training."""
+    commands = []
+    for epochs in dict.fromkeys(record.config.epochs for record in records):
+        runs = [record for record in records if record.config.epochs == epochs]
+        labels = list(dict.fromkeys(record.config.label for record in runs))
+        everyone = len(labels) == len(recipe.entries)
+        words = ["apo", verb, recipe.name, "--scale", scale, "--seeds", str(1 + max(r.config.seed for r in runs))]
+        words += [] if everyone else ["--method", *labels]
+        words += [] if epochs == recipe.scales[scale].epochs else ["--epochs", str(epochs)]
+        commands.append(shlex.join(words))
+    return commands
 
 
 def _facts(facts: Any) -> str:

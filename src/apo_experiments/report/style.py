@@ -32,6 +32,7 @@ section { border-top: 1px solid var(--line); margin-top: 2.5rem; padding-top: 1.
 .scroll { overflow-x: auto; margin: 0.8rem 0; }
 table { border-collapse: collapse; font-size: 0.92rem; font-variant-numeric: tabular-nums; }
 .overview table { width: 100%; }
+.overview td { white-space: nowrap; }
 th, td { padding: 0.32rem 0.9rem 0.32rem 0.4rem; text-align: left; vertical-align: top; }
 thead th { border-bottom: 2px solid var(--line); font-weight: 600; white-space: nowrap; }
 tbody tr + tr > * { border-top: 1px solid var(--line); }

@@ -9,7 +9,9 @@ from typing import Any
 from apo_experiments.errors import UserError
 from apo_experiments.listeners import Listener, Silence
 from apo_experiments.recipe import Recipe
-from apo_experiments.sweep.database import address, import_optuna, reachable
+from apo_experiments.sweep.database import address, has_study, import_optuna, open_database, reachable
+from apo_experiments.sweep.grid import searches
+from apo_experiments.sweep.ledger import Ledger
 from apo_experiments.sweep.worker import Order, ledgers, work
 
 __all__ = ["best", "run"]
@@ -29,6 +31,8 @@ def run(
     listener: Listener | None = None,
     jobs: int = 1,
     overrides: Mapping[str, Any] | None = None,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    deadline: float | None = None,
     patience: float = 120.0,
 ) -> list[dict[str, Any]]:
     """Try all points of the grids of a recipe's entries, and return what came of them.
@@ -50,6 +54,8 @@ def run(
         jobs: How many processes work here.
         overrides: Options of the task, hyperparameters or ``epochs`` that are set for all points; a key that is set is
             not searched.
+        grid: Values to try instead of the recipe's, by key.
+        deadline: When to stop, as from ``time.time()``.
         patience: Seconds without a heartbeat after which a worker on another machine counts as dead.
 
     Returns:
@@ -59,7 +65,7 @@ def run(
 
     Raises:
         UserError: The sweep cannot be carried out; the message says what to do.
-        KeyboardInterrupt: It was interrupted; the same call goes on with it.
+        KeyboardInterrupt: It was interrupted, or time is up; the same call goes on with it.
 
     Example:
         >>> import tempfile
@@ -86,6 +92,8 @@ def run(
         device,
         dict(overrides or {}),
         patience,
+        dict(grid or {}),
+        deadline,
     )
     books = ledgers(order, recipe)  # before any process is started: what is wrong shows at once
     if jobs == 1:
@@ -135,18 +143,13 @@ def best(
         apo_experiments.errors.UserError: no point of SGD in rosenbrock has been tried at scale smoke: give `apo sweep
         rosenbrock --scale smoke --method SGD` first.
     """
-    order = Order(
-        recipe.name,
-        [label],
-        scale,
-        address(storage, Path(root)),
-        Path(root),
-        seeds=seeds,
-        overrides=dict(overrides or {}),
-    )
-    (book,) = ledgers(order, recipe)
-    with reachable(order.storage):
-        rows = [row for row in book.rows() if row["outcome"] == "finished"]
+    url = address(storage, Path(root))
+    (search,) = searches(recipe, [label], scale, seeds=seeds, overrides=overrides)
+    rows = []
+    if has_study(url, search.name):  # asked first: a question must not leave an empty study behind
+        book = Ledger(search, open_database(url))
+        with reachable(url):
+            rows = [row for row in book.rows() if row["outcome"] == "finished"]
     if not rows:
         raise UserError(
             f"no point of {label} in {recipe.name} has been tried at scale {scale}: give `apo sweep {recipe.name} "

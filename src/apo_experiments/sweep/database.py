@@ -15,7 +15,7 @@ from apo_experiments.files import explained
 if TYPE_CHECKING:
     from optuna.storages import RDBStorage
 
-__all__ = ["address", "import_optuna", "open_database", "reachable"]
+__all__ = ["address", "has_study", "import_optuna", "open_database", "reachable"]
 
 #: How long a process waits for another one that writes to the same SQLite file.
 _SQLITE_SECONDS = 60.0
@@ -86,9 +86,7 @@ def open_database(url: str) -> RDBStorage:
     from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
     _make_folder(url)
-    options: dict[str, Any] = {"pool_pre_ping": True}
-    if url.startswith("sqlite"):
-        options = {"connect_args": {"timeout": _SQLITE_SECONDS}}
+    options = _engine_options(url)
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             return optuna.storages.RDBStorage(url, engine_kwargs=options)
@@ -110,6 +108,37 @@ def open_database(url: str) -> RDBStorage:
                 ) from error
             time.sleep(0.1 * attempt)
     raise AssertionError("not reached")
+
+
+def has_study(url: str, name: str) -> bool:
+    """Tell whether a database has a study of this name. Unlike :func:`open_database` it creates nothing, not a file.
+
+    Args:
+        url: As from :func:`address`.
+        name: Name of the study.
+
+    Raises:
+        UserError: The database cannot be reached.
+
+    Example:
+        >>> has_study("sqlite:////no/such/folder/studies.db", "rosenbrock")
+        False
+    """
+    from sqlalchemy import create_engine, inspect, text
+
+    file = _sqlite_file(url)
+    if file is not None and not file.exists():
+        return False
+    with reachable(url):
+        engine = create_engine(url, **_engine_options(url))
+        try:
+            with engine.connect() as connection:
+                if not inspect(connection).has_table("studies"):
+                    return False
+                found = connection.execute(text("SELECT 1 FROM studies WHERE study_name = :name"), {"name": name})
+                return found.first() is not None
+        finally:
+            engine.dispose()
 
 
 @contextmanager
@@ -139,7 +168,19 @@ def reachable(url: str) -> Iterator[None]:
         ) from error
 
 
+def _engine_options(url: str) -> dict[str, Any]:
+    return {"connect_args": {"timeout": _SQLITE_SECONDS}} if url.startswith("sqlite") else {"pool_pre_ping": True}
+
+
 def _make_folder(url: str) -> None:
+    path = _sqlite_file(url)
+    if path is not None:
+        with explained(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _sqlite_file(url: str) -> Path | None:
+    """Return the file of an SQLite database; None for one in memory, and for other databases."""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
@@ -148,9 +189,8 @@ def _make_folder(url: str) -> None:
     except (ArgumentError, ValueError) as error:
         raise UserError(f"the storage was {url!r} ({error}): write it as postgresql://user@host/name.") from None
     if parsed.get_backend_name() == "sqlite" and parsed.database and parsed.database != ":memory:":
-        path = Path(parsed.database)
-        with explained(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+        return Path(parsed.database)
+    return None
 
 
 def _is_a_race(error: Exception) -> bool:

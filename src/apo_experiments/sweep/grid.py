@@ -15,7 +15,7 @@ from apo_experiments.recipe import Entry, Recipe
 from apo_experiments.records import Record
 from apo_experiments.runs import RunConfig
 
-__all__ = ["Point", "Search", "coarse_to_fine", "judging_metric", "searches", "worst"]
+__all__ = ["Point", "Search", "coarse_to_fine", "holds_out", "judging_metric", "searches", "worst"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,7 @@ def searches(
     seeds: int = 1,
     device: str = "cpu",
     overrides: Mapping[str, Any] | None = None,
+    grid: Mapping[str, Sequence[Any]] | None = None,
 ) -> list[Search]:
     """Return what there is to search.
 
@@ -89,6 +90,8 @@ def searches(
         device: Where they run.
         overrides: Options of the task, hyperparameters or ``epochs`` that are set for all points; a key that is set is
             not searched.
+        grid: Values to try instead of the recipe's, by key, for all entries whose grid has the key; if none has, one
+            more axis for all entries that know it. Values may be strings from the command line.
 
     Raises:
         UserError: There is no such entry or scale, or nothing to search.
@@ -105,18 +108,20 @@ def searches(
     if scale not in recipe.scales:
         raise UserError(f"{recipe.name} has no scale {scale!r}: choose one of {', '.join(recipe.scales)}.")
     fixed = dict(overrides or {})
-    if "validation" in recipe.defaults and not _is_about_training(recipe.metric):
+    if holds_out(recipe):
         fixed.setdefault("validation", True)
     found = []
-    entries = _entries(recipe, labels)
+    entries = _entries(_regridded(recipe, labels, grid or {}), labels)
     for entry in entries:
         axes = {key: _distinct(values) for key, values in entry.grid.items() if key not in fixed}
-        points = []
+        points, read = [], {}
         for hyper in coarse_to_fine(axes):
             # All entries together, since a key that is set need be known to one of them only.
             runs = plan(recipe, scale, [entry.label for entry in entries], seeds, {**fixed, **hyper})
             mine = [replace(config, device=device) for config in runs if config.label == entry.label]
-            points.append(Point(hyper, tuple(mine)))
+            points.append(Point(_as_planned(hyper, mine[0]), tuple(mine)))
+            read |= {(key, _text(hyper[key])): value for key, value in points[-1].hyper.items()}
+        axes = {key: tuple(read[key, _text(value)] for value in values) for key, values in axes.items()}
         found.append(Search(recipe, entry.label, scale, axes, tuple(points)))
     return found
 
@@ -146,6 +151,16 @@ def coarse_to_fine(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
         {key: values[index] for (key, values), index in zip(axes.items(), place, strict=True)}
         for place in sorted(places, key=fineness)
     ]
+
+
+def holds_out(recipe: Recipe) -> bool:
+    """Tell whether sweeps of a recipe hold out a part of the training data to judge by.
+
+    Example:
+        >>> holds_out(Recipe("r", "", "", None, {"validation": False}, (), {}, (), metric="train_loss", goal="min"))
+        False
+    """
+    return "validation" in recipe.defaults and not _is_about_training(recipe.metric)
 
 
 def judging_metric(recipe: Recipe, record: Record) -> str:
@@ -191,6 +206,31 @@ def _entries(recipe: Recipe, labels: Sequence[str] | None) -> list[Entry]:
         if label.lower() not in map(str.lower, searchable):
             raise UserError(f"{label} has no grid in {recipe.name}: choose one of {', '.join(searchable)}.")
     return [entry for label, entry in searchable.items() if label.lower() in wanted]
+
+
+def _regridded(recipe: Recipe, labels: Sequence[str] | None, grid: Mapping[str, Sequence[Any]]) -> Recipe:
+    """Return the recipe with other values in the grids of the entries that were named."""
+    from apo_experiments.methods import METHODS
+
+    wanted = {label.lower() for label in labels or [entry.label for entry in recipe.entries]}
+    named = [entry for entry in recipe.entries if entry.label.lower() in wanted]
+    grids = {entry.label: dict(entry.grid) for entry in recipe.entries}
+    for key, values in grid.items():
+        owners = [entry for entry in named if key in entry.grid]
+        if not owners:
+            owners = [entry for entry in named if key in recipe.defaults or key in METHODS[entry.method].defaults]
+        if not owners:
+            raise UserError(
+                f"--grid was given {key!r}, which no method of {recipe.name} has: see `apo list {recipe.name}`."
+            )
+        for entry in owners:
+            grids[entry.label][key] = tuple(values)
+    return replace(recipe, entries=tuple(replace(entry, grid=grids[entry.label]) for entry in recipe.entries))
+
+
+def _as_planned(hyper: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
+    """Return the coordinates of a point as numbers: the command line has strings, a plan has read them."""
+    return {key: config.hyper.get(key, config.options.get(key, value)) for key, value in hyper.items()}
 
 
 def _is_about_training(metric: str) -> bool:

@@ -1,19 +1,16 @@
-"""Several workers on one machine: processes, since torch's random streams belong to the process."""
+"""Several workers of a sweep on one machine."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, final
 
+from apo_experiments import processes as workers
 from apo_experiments.errors import UserError
-from apo_experiments.interruption import Interruption, interruptible
+from apo_experiments.interruption import Interruption, TimeIsUp, interruptible
 from apo_experiments.listeners import Listener
 from apo_experiments.problem import Budget
 from apo_experiments.records import Record
@@ -33,19 +30,19 @@ def work_in_processes(order: Order, jobs: int, listener: Listener) -> None:
 
     Raises:
         UserError: A worker met something that the user can mend, or all of them died.
-        KeyboardInterrupt: It was interrupted; the same order goes on.
+        KeyboardInterrupt: It was interrupted, or time is up; the same order goes on.
     """
     processes: list[BaseProcess] = []
     connections: list[Connection] = []
     with interruptible() as interruption:
         try:
             for _ in range(jobs):
-                connection, process = _start(order, jobs)
+                connection, process = workers.start(_worker_process, (order,), jobs, "apo sweep worker")
                 connections.append(connection)
                 processes.append(process)
             errors = _follow(connections, processes, listener, interruption)
         except BaseException:  # a second Ctrl-C, for one, does not wait for the step at hand
-            _ask_to_stop(processes)
+            workers.ask_to_stop(processes)
             raise
         finally:
             for process in processes:
@@ -55,6 +52,8 @@ def work_in_processes(order: Order, jobs: int, listener: Listener) -> None:
     if interruption.requested:
         raise KeyboardInterrupt
     codes = [process.exitcode for process in processes]
+    if workers.TIME_IS_UP in codes:
+        raise TimeIsUp
     if all(codes):
         raise UserError(
             f"all {jobs} worker processes have died (exit codes {', '.join(map(str, codes))}): the same command goes "
@@ -74,19 +73,9 @@ def _follow(
             if not _hear(connection, listener, errors):
                 connections.remove(connection)
         if (interruption.requested or errors) and not asked:
-            _ask_to_stop(processes)
+            workers.ask_to_stop(processes)
             asked = True
     return errors
-
-
-def _start(order: Order, jobs: int) -> tuple[Connection, BaseProcess]:
-    context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_worker_process, args=(order, jobs, sender), name="apo sweep worker")
-    with _ctrl_c_ignored():
-        process.start()
-    sender.close()  # so that the pipe ends with the process
-    return receiver, process
 
 
 def _hear(connection: Connection, listener: Listener, errors: list[str]) -> bool:
@@ -107,57 +96,21 @@ def _hear(connection: Connection, listener: Listener, errors: list[str]) -> bool
     return True
 
 
-def _ask_to_stop(processes: list[BaseProcess]) -> None:
-    for process in processes:
-        process.terminate()  # a wish, which training grants after the step at hand
-
-
-def _worker_process(order: Order, jobs: int, connection: Connection) -> None:
+def _worker_process(order: Order, connection: Connection) -> None:
     """Be one of the processes."""
-    import torch
-
     from apo_experiments.recipes import RECIPES
 
-    # While a run trains, the loop waits for the end of a step; everything else can be left at once.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    _end_with_parent()
-    torch.set_num_threads(max(1, torch.get_num_threads() // jobs))
+    workers.become_worker()
     try:
         work(order, ledgers(order, RECIPES[order.recipe]), _Relay(connection))
     except UserError as error:
         with suppress(OSError):
             connection.send(("error", str(error)))
         raise SystemExit(2) from None
+    except TimeIsUp:
+        raise SystemExit(workers.TIME_IS_UP) from None
     except KeyboardInterrupt:
-        raise SystemExit(130) from None
-
-
-def _end_with_parent() -> None:
-    """Stop in an orderly way if the parent is killed, instead of training on unseen."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        wait([parent.sentinel])
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, name="parent watch", daemon=True).start()
-
-
-@contextmanager
-def _ctrl_c_ignored() -> Iterator[None]:
-    """Let processes that are started here ignore Ctrl-C, which a terminal sends to all: the parent passes it on.
-
-    A worker that got both would take the second one for impatience, and leave no checkpoint.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
+        raise SystemExit(workers.INTERRUPTED) from None
 
 
 @final

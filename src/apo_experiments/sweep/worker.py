@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from apo_experiments.errors import UserError
+from apo_experiments.interruption import check_time
 from apo_experiments.listeners import Listener
 from apo_experiments.recipe import Recipe
 from apo_experiments.results import value
@@ -37,6 +38,8 @@ class Order:
         device: Where they run.
         overrides: What is set for all points.
         patience: Seconds without a heartbeat after which a worker elsewhere counts as dead.
+        grid: Other values than the recipe's for some keys.
+        deadline: When to stop, as from ``time.time()``.
     """
 
     recipe: str
@@ -50,6 +53,8 @@ class Order:
     device: str = "cpu"
     overrides: Mapping[str, Any] = field(default_factory=dict)
     patience: float = 120.0
+    grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    deadline: float | None = None
 
     @property
     def folder(self) -> Path:
@@ -64,7 +69,13 @@ def ledgers(order: Order, recipe: Recipe) -> list[Ledger]:
         UserError: There is nothing to search, or the database cannot be opened.
     """
     found = searches(
-        recipe, order.labels, order.scale, seeds=order.seeds, device=order.device, overrides=order.overrides
+        recipe,
+        order.labels,
+        order.scale,
+        seeds=order.seeds,
+        device=order.device,
+        overrides=order.overrides,
+        grid=order.grid,
     )
     storage = open_database(order.storage)
     with reachable(order.storage):
@@ -84,13 +95,14 @@ def work(order: Order, books: Sequence[Ledger], listener: Listener) -> None:
 
     Raises:
         UserError: Something is missing that the user can mend.
-        KeyboardInterrupt: It was interrupted; the same order goes on.
+        KeyboardInterrupt: It was interrupted, or time is up; the same order goes on.
     """
     silences = Silences(order.patience)
     failed: dict[str, set[int]] = {book.search.name: set() for book in books}
     waited = False
     with reachable(order.storage), present(order.folder) as card:
         while True:
+            check_time(order.deadline)
             for book in books:
                 for index in book.fail_the_dead(order.folder, silences):
                     listener.message(
@@ -142,7 +154,7 @@ def _judge(order: Order, recipe: Recipe, point: Point, listener: Listener) -> tu
     values = []
     metric = recipe.metric
     for config in point.configs:
-        record = train(config, root=order.root, data_dir=order.data_dir, listener=listener)
+        record = train(config, root=order.root, data_dir=order.data_dir, listener=listener, deadline=order.deadline)
         metric = judging_metric(recipe, record)
         final = value(record, metric)
         if final is None:  # it diverged: no other seed can make up for that

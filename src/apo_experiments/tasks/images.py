@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from apo_experiments import models
+from apo_experiments.backends import BACKENDS
 from apo_experiments.data import images as data
 from apo_experiments.data.augment import Normalization
 from apo_experiments.data.streams import ImageBatches
@@ -24,7 +25,8 @@ __all__ = ["DEFAULTS", "MODELS", "images"]
 
 #: Options: the data set and the network; ``width`` multiplies the network's hidden widths; ``augment`` crops and flips
 #: at random; ``validation`` holds out 5,000 training images for choosing hyperparameters (a tenth of a small set);
-#: ``train_images`` and ``test_images`` take the first so many.
+#: ``train_images`` and ``test_images`` take the first so many; ``channels_last`` lays images and kernels out as a GPU's
+#: 16-bit units want them (None: there, and nowhere else); the others are described with :data:`BACKENDS`.
 DEFAULTS: dict[str, Any] = {
     "dataset": "cifar10",
     "model": "resnet18",
@@ -36,6 +38,8 @@ DEFAULTS: dict[str, Any] = {
     "batch_size": 128,
     "augment": True,
     "precision": "float32",
+    "channels_last": None,
+    **BACKENDS,
 }
 
 #: Networks by name, each from the number of classes, channels and pixels a side, and the multiplier of its widths.
@@ -89,6 +93,8 @@ def images(options: Mapping[str, Any], setting: Setting) -> Problem:
         pictures = data.split(pictures, min(5000, len(pictures.train_labels) // 10))
         judged["valid"] = (pictures.test_images, pictures.test_labels)
     model = in_precision(_model(options, pictures), options["precision"]).to(setting.device)
+    if _channels_last(options, setting.device):
+        model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     dtype = number_type(options["precision"])
     stream = ImageBatches(
         pictures.train_images,
@@ -117,12 +123,13 @@ class _Judge:
     ) -> None:
         self._judged = {part: (pictures.to(device), labels.to(device)) for part, (pictures, labels) in judged.items()}
         self._normalize, self._device, self._precision = normalize, device, precision
+        self._chunk = 5000 if device.type == "cuda" else 1000  # caches are small, a GPU's memory is not
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
         found = {}
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._precision == "bf16-autocast"):
             for part, (pictures, labels) in self._judged.items():
-                accuracy, loss = mean_over(model, _accuracy_and_loss, pictures, labels, self._normalize, chunk=1000)
+                accuracy, loss = mean_over(model, _accuracy_and_loss, pictures, labels, self._normalize, self._chunk)
                 found |= {f"{part}_accuracy": accuracy, f"{part}_loss": loss}
         return found
 
@@ -130,6 +137,12 @@ class _Judge:
 def _accuracy_and_loss(logits: Tensor, labels: Tensor) -> Tensor:
     correct = (logits.argmax(1) == labels).float().mean()
     return torch.stack([100 * correct, F.cross_entropy(logits.float(), labels)])
+
+
+def _channels_last(options: Mapping[str, Any], device: torch.device) -> bool:
+    if options["channels_last"] is None:
+        return device.type == "cuda" and options["precision"] != "float32"
+    return bool(options["channels_last"])
 
 
 def _model(options: Mapping[str, Any], pictures: data.ImageSet) -> nn.Module:

@@ -107,9 +107,9 @@ def test_other_settings_are_counted_but_not_mixed_in(apo):
     before = page(apo).text
     apo("run", "little-mlp", "--scale", "smoke", "--set", "lr=1e-9")
     after = page(apo).text
-    assert "2 runs with other settings" in after
+    assert "Not shown: 2 runs with other settings" in after
     assert before.replace("\n", "") == after.replace(
-        "2 runs with other settings (sweeps, --set) are not shown.", ""
+        "Not shown: 2 runs with other settings (sweeps, --set).", ""
     ).replace("\n", "")
 
 
@@ -119,10 +119,23 @@ def test_settings_that_alone_were_run_are_shown(apo):
     assert "0.03" in shown.text and "other settings" not in shown.text
 
 
-def test_a_point_of_a_sweep_is_no_result(apo, monkeypatch):
+def test_after_a_sweep_alone_its_best_point_is_shown_and_said_to_be_that(apo, monkeypatch):
     monkeypatch.setattr("sys.argv", ["apo", "sweep", "little-mlp"])
-    apo("run", "little-mlp", "--scale", "smoke", "--set", "lr=0.03")
-    assert "Not run yet" in page(apo).text
+    for rate in ("0.03", "1e-9"):  # the last point is the worst, since nothing moves
+        apo("run", "little-mlp", "--scale", "smoke", "--method", "SGD", "--set", f"lr={rate}")
+    shown = page(apo).text
+    assert "SGD was swept: shown is the best of 2 points of the grid." in shown
+    assert "lr 0.03" in shown and "lr 1e-09" not in shown
+    assert "apo sweep little-mlp --scale smoke --seeds 1 --method SGD" in shown
+
+
+def test_a_run_by_hand_takes_the_place_of_the_points_of_a_sweep(apo, monkeypatch):
+    with monkeypatch.context() as during_the_sweep:
+        during_the_sweep.setattr("sys.argv", ["apo", "sweep", "little-mlp"])
+        apo("run", "little-mlp", "--scale", "smoke", "--method", "SGD", "--set", "lr=0.03")
+    apo("run", "little-mlp", "--scale", "smoke", "--method", "SGD", "--set", "lr=1e-9")
+    shown = page(apo).text
+    assert "was swept" not in shown and "lr 1e-09" in shown and "apo sweep" not in shown
 
 
 def test_unwritable_page_is_one_sentence(apo):

@@ -157,11 +157,12 @@ def test_an_unexpected_error_outside_a_run_is_one_sentence(apo, monkeypatch):
 @pytest.mark.parametrize(
     "words", [(), ("run",), ("run", "little-mlp", "--scale", "huge"), ("fly",), ("run", "x", "--seeds", "0")]
 )
-def test_wrong_usage_is_exit_code_2(apo, words):
-    assert apo(*words).code == 2
+def test_wrong_usage_is_exit_code_2_and_one_sentence(apo, words):
+    done = apo(*words)
+    assert done.code == 2 and done.err.count("\n") == 1 and "--help` has examples." in done.err
 
 
-@pytest.mark.parametrize("command", ["list", "run", "sweep", "plot", "report", "data"])
+@pytest.mark.parametrize("command", ["list", "run", "sweep", "plot", "report", "publish", "data"])
 def test_help_has_examples(apo, command):
     shown = apo(command, "--help")
     assert shown.code == 0 and f"examples:\n  apo {command}" in shown.out

@@ -10,6 +10,7 @@ import torch
 from tests.experiments.data.official import accept_small_files, cifar_bytes, write, write_mnist
 
 from apo_experiments.data import images
+from apo_experiments.data.registry import DATASETS
 from apo_experiments.errors import UserError
 
 DRAW = np.random.default_rng(1)
@@ -142,6 +143,18 @@ def test_a_truncated_matlab_file_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     path = tmp_path / "svhn/train_32x32.mat"
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(UserError, match=re.escape(str(path))):
+        images.load("svhn", tmp_path)
+
+
+def test_a_corrupted_matlab_file_never_reaches_the_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even one of the right size: scipy can crash on it, which no sentence survives."""
+    monkeypatch.setattr(images.formats, "read_matlab", lambda path: pytest.fail(f"read {path}"))
+    sizes = {file.path: file.size for file in DATASETS["svhn"].files}
+    (tmp_path / "svhn").mkdir()
+    for path, size in sizes.items():
+        with open(tmp_path / path, "wb") as stream:
+            stream.truncate(size)  # zeros, which take no room on most disks
+    with pytest.raises(UserError, match=r"_32x32\.mat is corrupted or another edition"):
         images.load("svhn", tmp_path)
 
 

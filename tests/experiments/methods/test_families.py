@@ -144,8 +144,8 @@ def test_ablations_reach_the_tuner():
     tuner = build("sgd-apo", classification(), overrides).tuner  # type: ignore[attr-defined]
     assert tuner.fsd_batches.is_same and tuner.interval == 3
     assert (tuner.objective.fsd_weight, tuner.objective.wsd_weight) == (0.7, 0.2)
-    tuner = build("sgd-apo", classification(), {"short_horizon_ablation": True}).tuner  # type: ignore[attr-defined]
-    assert tuner.engine.loss_on_other_batch
+    tuner = build("sgd-apo", classification(), {"other_batch_share": 1.0}).tuner  # type: ignore[attr-defined]
+    assert tuner.objective.other_batch_share == 1
 
 
 def test_factored_convolutions_have_smaller_factors():

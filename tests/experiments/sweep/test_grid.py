@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from tests.experiments.sweep import tiny
 
+from apo_experiments.errors import UserError
 from apo_experiments.sweep.grid import coarse_to_fine, searches
 
 
@@ -61,3 +62,12 @@ def test_each_point_has_one_run_for_each_seed():
 
 def test_labels_may_be_given_in_any_case():
     assert [search.label for search in searches(tiny.recipe(), ["OTHER", "descent"], "smoke")] == ["Descent", "Other"]
+
+
+def test_a_grid_of_ones_own_replaces_an_axis_where_there_is_one_and_adds_it_where_none_is():
+    (descent, other) = searches(tiny.recipe(), None, "smoke", grid={"lr": ["0.5", "2"]})[:2]
+    assert descent.axes == other.axes == {"lr": ("0.5", "2")}  # strings here, since the stand-in for a plan reads none
+    (fixed,) = searches(tiny.recipe(), ["Fixed"], "smoke", grid={"crash_at": (1.0, None)})
+    assert [point.hyper for point in fixed.points] == [{"crash_at": None}, {"crash_at": 1.0}]
+    with pytest.raises(UserError, match="--grid was given 'damping', which no method of parabola has"):
+        searches(tiny.recipe(), None, "smoke", grid={"damping": (1.0,)})

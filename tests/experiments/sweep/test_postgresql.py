@@ -17,6 +17,8 @@ from tests.experiments.sweep import tiny
 from tests.experiments.sweep.test_kill import rows, start, wait_for_lines
 from tests.experiments.sweep.test_sweep import begun
 
+from apo_experiments.sweep.database import address, has_study, open_database
+
 pwd = pytest.importorskip("pwd", reason="needs a POSIX system")
 pytest.importorskip("psycopg", reason="needs the PostgreSQL driver psycopg")
 pytestmark = pytest.mark.slow
@@ -106,6 +108,8 @@ def test_two_workers_try_every_point_exactly_once(tmp_path, database):
     counts = [begun(machine / "log") for machine in machines]
     assert counts[0] + counts[1] == dict.fromkeys(tiny.RATES, 1)
     assert all(count.total() >= 1 for count in counts)
+    (name,) = {study.study_name for study in open_database(address(database, tmp_path)).get_all_studies()}
+    assert has_study(address(database, tmp_path), name) and not has_study(address(database, tmp_path), "another")
 
 
 def test_the_trial_of_a_worker_that_died_on_another_machine_is_tried_again(tmp_path, database):

@@ -12,7 +12,7 @@ from tests.experiments.sweep import tiny
 
 from apo_experiments import records, sweep
 from apo_experiments.errors import UserError
-from apo_experiments.sweep.database import address
+from apo_experiments.sweep.database import address, open_database
 
 
 class Notes:
@@ -172,6 +172,19 @@ def test_best_returns_what_the_sweep_found(tmp_path):
     assert rows[0]["hyper"] == {"lr": 1.0}
     with pytest.raises(UserError, match="give `apo sweep parabola --scale smoke --method Other` first"):
         sweep.best(tiny.recipe(), "Other", "smoke", root=tmp_path)
+
+
+@pytest.mark.parametrize("database_exists", [False, True])
+def test_asking_for_the_best_of_a_sweep_that_never_was_creates_nothing(tmp_path, database_exists):
+    url = address(None, tmp_path)
+    if database_exists:
+        open_database(url)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match="has been tried"):
+        sweep.best(tiny.recipe(), "Descent", "smoke", root=tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+    if database_exists:
+        assert open_database(url).get_all_studies() == []
 
 
 def test_values_that_are_no_numbers_can_be_searched(tmp_path, registries):

@@ -5,8 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from apo_experiments import provenance
+from apo_experiments import backends, provenance
 
 
 @pytest.fixture(autouse=True)
@@ -82,3 +83,16 @@ def test_versions_name_what_is_installed_and_nothing_else(monkeypatch):
 def test_the_cpu_has_a_name():
     assert provenance.hardware(provenance.torch.device("cpu"))["cpu"]
     assert Path(provenance.__file__).exists()
+
+
+def test_the_switches_of_a_gpu_are_those_of_the_options_and_are_recorded(monkeypatch):
+    cuda, before = torch.device("cuda"), [getattr(owner, name) for owner, name, _, _ in backends._tf32_switches()]
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    try:
+        backends.configure(cuda, {})
+        assert backends.described(cuda) == {"tf32": False, "cudnn_benchmark": True}
+        backends.configure(cuda, {"tf32": True, "cudnn_benchmark": False})
+        assert backends.described(cuda) == {"tf32": True, "cudnn_benchmark": False}
+    finally:
+        for (owner, name, _, _), value in zip(backends._tf32_switches(), before, strict=True):
+            setattr(owner, name, value)

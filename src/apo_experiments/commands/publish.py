@@ -1,0 +1,59 @@
+"""``apo publish``: from finished runs to compact records, and from those to the page of results."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from apo_experiments.commands import options
+
+__all__ = ["add_to", "execute"]
+
+_EXAMPLES = """\
+  apo publish                                    all finished runs of the scale paper, at full length
+  apo publish cifar10-lenet --runs elsewhere
+  apo publish rosenbrock --scale cpu --all       also shorter and longer runs than the scale's
+Records go to results/, tables and figures to docs/; what is there already stays, and twice is once."""
+
+
+def add_to(subparsers: argparse._SubParsersAction) -> None:
+    """Add the command to the parser."""
+    parser = options.add_command(
+        subparsers, "publish", "copy finished runs into results and bring docs up to date", _EXAMPLES
+    )
+    parser.add_argument("recipes", metavar="RECIPE", nargs="*", help="names from `apo list` (default: all)")
+    parser.add_argument("--scale", choices=("cpu", "paper"), default="paper", help="(default: paper)")
+    parser.add_argument("--all", action="store_true", help="runs of any length")
+    parser.add_argument("--to", metavar="DIR", type=Path, default=Path("results"), help="(default: results)")
+    parser.add_argument(
+        "--docs", metavar="DIR", type=Path, default=Path("docs"), help="with results.md (default: docs)"
+    )
+    options.add_runs_option(parser)
+    parser.set_defaults(execute=execute)
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Publish.
+
+    Returns:
+        0.
+    """
+    from apo_experiments import publication, records
+    from apo_experiments.publication.tuning_log import finals
+
+    found = records.find(options.runs_folder(arguments), scale=arguments.scale)
+    for recipe in options.recipes(arguments.recipes or ["all"]):
+        if arguments.scale not in recipe.scales:
+            continue
+        epochs = recipe.scales[arguments.scale].epochs
+        own = [record for record in found if record.config.recipe == recipe.name and record.finished]
+        results = finals([record for record in own if arguments.all or record.config.epochs == epochs])
+        for record in results:
+            publication.write(record, arguments.to)
+        logged = publication.log_tuning(recipe, arguments.scale, own, arguments.to)
+        if results or logged:
+            print(f"{recipe.name}: {len(results)} runs" + (f", and {logged}" if logged else ""))
+    if (arguments.docs / "results.md").exists():
+        for path in publication.publish_page(arguments.to, arguments.docs):
+            print(path)
+    return 0

@@ -1,0 +1,162 @@
+"""Compact records: one JSON file a run, a line a column, five digits a number, and nothing about anybody's folders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from apo_experiments.errors import UserError
+from apo_experiments.files import write_atomically
+from apo_experiments.records import Record
+from apo_experiments.runs import RunConfig
+
+__all__ = ["LIMIT", "clean_command", "content", "find", "lines", "path_of", "read", "rounded", "write"]
+
+#: Bytes of a file. A longer curve is thinned out: every second row, every fourth, ...
+LIMIT = 150_000
+
+#: Options of the command that say where something lies or when to pause, with the number of words that follow.
+_LOCAL = {"--runs": 1, "--data-dir": 1, "--json": 1, "--time-limit": 1, "--storage": 1, "--debug": 0}
+_ABOUT = ("command", "commit", "versions", "hardware", "chosen_by", "started")
+
+
+def path_of(config: RunConfig, folder: Path) -> Path:
+    """Return where the compact record of a run lies.
+
+    Example:
+        >>> path_of(RunConfig("r", "SGD", "sgd", "paper", seed=0, epochs=1), Path("results")).parent.as_posix()
+        'results/r/paper'
+    """
+    return folder / config.recipe / config.scale / f"{config.label}-seed{config.seed}-{config.identity()}.json"
+
+
+def write(record: Record, folder: Path) -> Path:
+    """Write a compact record, and return its path; written twice, it is the same file.
+
+    Args:
+        record: A record of a finished run.
+        folder: The folder of all compact records.
+
+    Raises:
+        UserError: The folder cannot be written.
+    """
+    path = path_of(record.config, folder)
+    step = 1
+    while len(text := lines(content(record, step)).encode()) > LIMIT and step < len(record.rows):
+        step *= 2
+    write_atomically(path, text)
+    return path
+
+
+def content(record: Record, step: int = 1) -> dict[str, Any]:
+    """Return what the file holds; of the rows the last and, counted back from it, every ``step``-th.
+
+    Example:
+        >>> config = RunConfig("r", "SGD", "sgd", "paper", seed=0, epochs=2)
+        >>> rows = [{"kind": "row", "step": 1, "train_loss": 1 / 3}, {"kind": "row", "step": 2, "train_loss": 0.25}]
+        >>> content(Record(config, {}, rows, {}))["columns"]
+        {'step': [1, 2], 'train_loss': [0.33333, 0.25]}
+    """
+    about = {key: record.header[key] for key in _ABOUT if key in record.header}
+    if "command" in about:
+        about["command"] = clean_command(about["command"] or [])
+    if about.get("chosen_by"):
+        commands = [clean_command(words) for words in about["chosen_by"].get("commands", [])]
+        about["chosen_by"] = {**about["chosen_by"], "commands": _distinct(commands)}
+    kept = list(reversed(list(reversed(record.rows))[::step]))
+    names = dict.fromkeys(name for row in kept for name in row if name != "kind")
+    columns = {name: [row.get(name) for row in kept] for name in names}
+    summary = {key: value for key, value in (record.summary or {}).items() if key != "kind"}
+    # Settings are as they are: rounded ones would be those of another run.
+    return {"config": asdict(record.config), **rounded({**about, "summary": summary, "columns": columns})}
+
+
+def lines(whole: dict[str, Any]) -> str:
+    """Write JSON with one line for each key and for each column, so that a reader and a diff find their way."""
+    parts = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in whole.items() if key != "columns"]
+    columns = [f"  {json.dumps(name)}: {json.dumps(values)}" for name, values in whole.get("columns", {}).items()]
+    parts.append('"columns": {\n' + ",\n".join(columns) + "\n}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def read(path: Path) -> Record:
+    """Read a compact record.
+
+    Raises:
+        UserError: It is none.
+
+    Example:
+        >>> import tempfile
+        >>> config = RunConfig("r", "SGD", "sgd", "paper", seed=0, epochs=1)
+        >>> record = Record(config, {}, [{"kind": "row", "step": 1}], {"kind": "summary", "metrics": {"loss": 1.0}})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     again = read(write(record, Path(folder)))
+        >>> again.config == config, again.rows, again.summary["metrics"]
+        (True, [{'kind': 'row', 'step': 1}], {'loss': 1.0})
+    """
+    try:
+        whole = json.loads(path.read_text())
+        config = RunConfig(**whole["config"])
+        header = {"kind": "header", **{key: whole[key] for key in ("config", *_ABOUT) if key in whole}}
+        columns = whole["columns"]
+        count = len(next(iter(columns.values()), []))
+        rows = [_row({name: values[index] for name, values in columns.items()}) for index in range(count)]
+        return Record(config, header, rows, {"kind": "summary", **whole["summary"]})
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise UserError(f"{path} is no compact record ({type(error).__name__}): publish its run again.") from error
+
+
+def find(folder: Path) -> list[Record]:
+    """Return all compact records below a folder, which need not exist.
+
+    Raises:
+        UserError: A file is none.
+
+    Example:
+        >>> find(Path("nowhere"))
+        []
+    """
+    return [read(path) for path in sorted(folder.glob("*/*/*-seed*.json"))]
+
+
+def clean_command(words: Sequence[str]) -> list[str]:
+    """Return a command line as another machine would give it, without folders of this one.
+
+    Example:
+        >>> clean_command(["__main__.py", "run", "x", "--data-dir", "/home/me/data", "--jobs", "2", "--debug"])
+        ['apo', 'run', 'x', '--jobs', '2']
+    """
+    found: list[str] = ["apo"] if words else []
+    rest = list(words[1:])
+    while rest:
+        word = rest.pop(0)
+        if word.partition("=")[0] in _LOCAL:
+            del rest[: 0 if "=" in word else _LOCAL[word]]
+        else:
+            found.append(Path(word).name if word.startswith("/") else word)
+    return found
+
+
+def rounded(value: Any) -> Any:
+    """Round all numbers in nested lists and dictionaries to five digits.
+
+    Example:
+        >>> rounded({"a": [1 / 3, 2, None]})
+        {'a': [0.33333, 2, None]}
+    """
+    if isinstance(value, dict):
+        return {key: rounded(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [rounded(entry) for entry in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    return {"kind": "row", **{name: value for name, value in row.items() if value is not None}}
+
+
+def _distinct(commands: Sequence[list[str]]) -> list[list[str]]:
+    return [json.loads(text) for text in dict.fromkeys(map(json.dumps, commands))]

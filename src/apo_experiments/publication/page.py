@@ -1,0 +1,199 @@
+"""The page of results: tables between two comments of a page, the same rows as JSON, and a figure for each recipe."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from apo_experiments.errors import UserError
+from apo_experiments.files import write_atomically
+from apo_experiments.publication.compact import find
+from apo_experiments.publication.rows import Row, as_json, rows
+from apo_experiments.publication.tuning_log import read_tuning
+from apo_experiments.recipe import Recipe
+from apo_experiments.results import figure_text, findings, summarise
+
+__all__ = ["BEGIN", "END", "ASSETS", "markdown", "publish_page", "replaced", "results_json", "sections"]
+
+BEGIN, END = "<!-- results:begin (made by `apo publish`) -->", "<!-- results:end -->"
+#: Where figures lie, as the page sees it.
+ASSETS = "assets/results"
+
+#: One recipe at one scale.
+Section = tuple[Recipe, str, list[Row]]
+
+
+def publish_page(results: Path, docs: Path) -> list[Path]:
+    """Bring the page, the JSON file and the figures up to date.
+
+    Args:
+        results: The folder of all compact records.
+        docs: The folder with ``results.md``.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        UserError: The page has no place for the tables, or matplotlib is missing.
+    """
+    from apo_experiments import figures
+
+    found = sections(results)
+    written = []
+    for recipe, scale, own in found:
+        drawable = [record for row in own if not row.settings for record in row.records if record.rows]
+        path = docs / ASSETS / f"{recipe.name}-{scale}.png"
+        if drawable:
+            write_atomically(path, figures.png(figures.draw(recipe, drawable)))
+            written.append(path)
+    page = docs / "results.md"
+    write_atomically(page, replaced(page.read_text(), markdown(found, results)).encode())
+    write_atomically(docs / "results.json", results_json(found).encode())
+    return [*written, page, docs / "results.json"]
+
+
+def sections(results: Path) -> list[Section]:
+    """Return all recipes with compact records, in the recipes' order, the largest scale first."""
+    from apo_experiments.recipes import RECIPES
+
+    records = find(results)
+    pairs = {(record.config.recipe, record.config.scale) for record in records}
+    return [
+        (recipe, scale, rows(recipe, scale, records))
+        for recipe in RECIPES.values()
+        for scale in reversed(list(recipe.scales))
+        if (recipe.name, scale) in pairs
+    ]
+
+
+def results_json(found: Sequence[Section]) -> str:
+    """Return the rows of all tables, one line each."""
+    lines = [json.dumps(as_json(row)) for _, _, own in found for row in own]
+    return "[\n" + ",\n".join(lines) + "\n]\n"
+
+
+def replaced(page: str, part: str) -> str:
+    r"""Put a new part between the two comments of a page.
+
+    Raises:
+        UserError: They are not there.
+
+    Example:
+        >>> replaced(f"Above.\n{BEGIN}\nold\n{END}\nBelow.", "new").splitlines()[2]
+        'new'
+    """
+    if page.count(BEGIN) != 1 or page.count(END) != 1:
+        raise UserError(f"the page has no place for the tables: put the lines {BEGIN} and {END} where they belong.")
+    before, after = page.split(BEGIN)[0], page.split(END)[1]
+    return f"{before}{BEGIN}\n{part.strip()}\n{END}{after}"
+
+
+def markdown(found: Sequence[Section], results: Path) -> str:
+    """Return the part of the page that is made of records.
+
+    Args:
+        found: As from :func:`sections`.
+        results: The folder of all compact records, for what was tried on the way.
+    """
+    if not found:
+        return "No records of such runs are committed yet."
+    tables: dict[tuple[str, str], list[Section]] = {}
+    for section in found:
+        tables.setdefault((section[0].paper, section[1]), []).append(section)
+    return "\n\n".join(_table(title, scale, parts, results) for (title, scale), parts in tables.items())
+
+
+def _table(title: str, scale: str, parts: Sequence[Section], results: Path) -> str:
+    header = ["Experiment", "Method", "Metric", "Paper", "Ours", "Spread", "Seeds", "Epochs", "Hours"]
+    body = [
+        [f"`{recipe.name}`", row.label, _words(recipe.metric), figure_text(row.paper), *_figures(row)]
+        for recipe, _, own in parts
+        for row in own
+        if not row.settings
+    ]
+    blocks = [f"### {title}" + ("" if scale == "paper" else f", at the scale {scale}"), _grid(header, body)]
+    return "\n\n".join([*blocks, *(_details(*part, results) for part in parts)])
+
+
+def _details(recipe: Recipe, scale: str, own: Sequence[Row], results: Path) -> str:
+    """Return what belongs to one recipe: findings, origin, commands, other settings, the figure."""
+    shown = [row for row in own if not row.settings]
+    records = [record for row in shown for record in row.records]
+    sentences = findings(recipe, scale, summarise(recipe, records))
+    blocks = [f"#### {recipe.title}", " ".join([*sentences, _origin(shown)])]
+    blocks += [text for text in (_choices(shown), _tried(recipe, scale, results)) if text]
+    blocks.append("```bash\n" + "\n".join(_commands(shown)) + "\n```")
+    others = [row for row in own if row.settings]
+    if others:
+        body = [[row.label, _settings(row.settings), *_figures(row)] for row in others]
+        blocks += ["Other settings:", _grid(["Method", "With", "Ours", "Spread", "Seeds", "Epochs", "Hours"], body)]
+    if any(record.rows for record in records):
+        blocks.append(f"![{recipe.title}: loss, {_words(recipe.metric)} and rate]({ASSETS}/{recipe.name}-{scale}.png)")
+    return "\n\n".join(blocks)
+
+
+def _figures(row: Row) -> list[str]:
+    seeds = f"{len(row.values)}" + (f" + {row.diverged} diverged" if row.diverged else "")
+    spread = "" if row.spread is None else f"± {row.spread:.2g}"
+    return [figure_text(row.mean), spread, seeds, str(row.config.epochs), f"{row.hours:.2g}"]
+
+
+def _origin(shown: Sequence[Row]) -> str:
+    facts = dict.fromkeys(
+        f"{(header.get('hardware') or {}).get('device', 'unknown')}, "
+        f"torch {(header.get('versions') or {}).get('torch', 'unknown')}, "
+        f"commit {str(header.get('commit') or 'unknown')[:10]}"
+        for row in shown
+        for header in (record.header for record in row.records)
+    )
+    return "Run on " + "; ".join(facts) + "."
+
+
+def _choices(shown: Sequence[Row]) -> str:
+    """Say which settings validation data chose."""
+    parts = []
+    for row in shown:
+        origins = (record.header.get("chosen_by") for record in row.records)
+        origin: Mapping[str, Any] = next(filter(None, origins), {})
+        if origin:
+            parts.append(
+                f"{row.label} {_settings(origin['hyper'])} ({origin['points']} points, {origin['epochs']} epochs, "
+                f"{_words(origin['metric'])} {figure_text(origin['value'])})"
+            )
+    return "Chosen on held-out training data: " + "; ".join(parts) + "." if parts else ""
+
+
+def _tried(recipe: Recipe, scale: str, results: Path) -> str:
+    log = read_tuning(results, recipe.name, scale)
+    if not log:
+        return ""
+    hours = sum(line["seconds"] or 0.0 for line in log) / 3600
+    return f"Tried on the way: {len(log)} runs, {hours:.2g} hours, all in `results/{recipe.name}/{scale}/tuning.jsonl`."
+
+
+def _commands(shown: Sequence[Row]) -> Iterator[str]:
+    headers = [record.header for row in shown for record in row.records]
+    sweeps = [words for header in headers for words in (header.get("chosen_by") or {}).get("commands", [])]
+    runs = [header.get("command") or [] for header in headers]
+    return iter(dict.fromkeys(shlex.join(words) for words in [*sweeps, *runs] if words))
+
+
+def _grid(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---" if name in ("Experiment", "Method", "Metric", "With") else "--:" for name in header], *body]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _settings(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{key}={_plain(entry)}`" for key, entry in settings.items())
+
+
+def _plain(entry: Any) -> str:
+    return f"{entry:g}" if isinstance(entry, float) else str(entry)
+
+
+def _words(metric: str) -> str:
+    return re.sub("_", " ", metric)

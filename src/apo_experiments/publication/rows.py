@@ -1,0 +1,133 @@
+"""Rows of the tables of results: what a setting of a method gave, beside the paper's figure."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from apo_experiments.recipe import Recipe
+from apo_experiments.records import Record
+from apo_experiments.results import current, value, variant
+from apo_experiments.runs import RunConfig
+
+__all__ = ["Row", "as_json", "rows"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One setting of one method.
+
+    Attributes:
+        recipe: The recipe.
+        scale: The scale.
+        label: The method.
+        records: Its runs, by seed.
+        settings: In what it differs from the row of the same method that stands in the table; nothing if it is that.
+    """
+
+    recipe: Recipe
+    scale: str
+    label: str
+    records: tuple[Record, ...]
+    settings: Mapping[str, Any]
+
+    @property
+    def values(self) -> list[float]:
+        """The final metric of each run that has one."""
+        found = (value(record, self.recipe.metric) for record in self.records)
+        return [figure for figure in found if figure is not None]
+
+    @property
+    def mean(self) -> float | None:
+        """The mean over the seeds."""
+        return statistics.fmean(self.values) if self.values else None
+
+    @property
+    def spread(self) -> float | None:
+        """The standard deviation over the seeds (of a sample); None for a single one."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    @property
+    def diverged(self) -> int:
+        """How many runs diverged."""
+        return sum(bool((record.summary or {}).get("diverged")) for record in self.records)
+
+    @property
+    def hours(self) -> float:
+        """Hours of training of all seeds together, without evaluation."""
+        return sum((record.summary or {}).get("seconds", 0.0) for record in self.records) / 3600
+
+    @property
+    def paper(self) -> float | None:
+        """The paper's figure."""
+        return next((entry.paper for entry in self.recipe.entries if entry.label == self.label), None)
+
+    @property
+    def config(self) -> RunConfig:
+        """The settings, with the seed of the first run."""
+        return self.records[0].config
+
+
+def rows(recipe: Recipe, scale: str, records: Sequence[Record]) -> list[Row]:
+    """Return the rows of a recipe: for each method the setting that stands for it, then the others.
+
+    Args:
+        recipe: The recipe.
+        scale: The scale.
+        records: Records of results, of any recipe.
+
+    Example:
+        >>> from apo_experiments.recipes import RECIPES, plan
+        >>> planned = plan(RECIPES["cifar10-lenet"], "paper", ["SGDm"], seeds=2)
+        >>> finals = [Record(config, {}, [], {"metrics": {"test_accuracy": 75.0 + config.seed}}) for config in planned]
+        >>> [(row.label, row.mean, row.paper) for row in rows(RECIPES["cifar10-lenet"], "paper", finals)]
+        [('SGDm', 75.5, 75.73)]
+    """
+    own = [record for record in records if (record.config.recipe, record.config.scale) == (recipe.name, scale)]
+    shown = {record.config.label: record.config for record in current(recipe, scale, own)}
+    groups: dict[str, list[Record]] = {}
+    for record in own:
+        if record.config.label in shown:
+            groups.setdefault(variant(record.config), []).append(record)
+    order = {entry.label: position for position, entry in enumerate(recipe.entries)}
+    found = []
+    for group in groups.values():
+        group.sort(key=lambda record: record.config.seed)
+        config = group[0].config
+        settings = _differences(shown[config.label], config)
+        found.append(Row(recipe, scale, config.label, tuple(group), settings))
+    return sorted(
+        found, key=lambda row: (bool(row.settings), order[row.label], json.dumps(dict(row.settings), default=str))
+    )
+
+
+def as_json(row: Row) -> dict[str, Any]:
+    """Return a row as ``docs/results.json`` has it."""
+    return {
+        "table": row.recipe.paper,
+        "row": row.recipe.name,
+        "scale": row.scale,
+        "method": row.label,
+        "settings": dict(row.settings),
+        "metric": row.recipe.metric,
+        "paper": None if row.settings else row.paper,
+        "mean": _digits(row.mean),
+        "spread": _digits(row.spread),
+        "seeds": len(row.values),
+        "diverged": row.diverged,
+        "epochs": row.config.epochs,
+        "hours": _digits(row.hours),
+    }
+
+
+def _digits(number: float | None) -> float | None:
+    return None if number is None else float(f"{number:.5g}")
+
+
+def _differences(usual: RunConfig, other: RunConfig) -> dict[str, Any]:
+    first, second = ({"epochs": config.epochs, **config.options, **config.hyper} for config in (usual, other))
+    keys = [key for key in second if json.dumps(first.get(key), default=str) != json.dumps(second[key], default=str)]
+    return {key: second[key] for key in keys}

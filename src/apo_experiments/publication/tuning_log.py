@@ -1,0 +1,98 @@
+"""What was tried to choose hyperparameters: one small file for each recipe and scale, a line for each run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from apo_experiments.files import write_atomically
+from apo_experiments.publication.compact import clean_command, rounded
+from apo_experiments.recipe import Recipe
+from apo_experiments.records import Record
+from apo_experiments.results import value, variant
+from apo_experiments.sweep.grid import judging_metric
+from apo_experiments.swept import is_swept
+
+__all__ = ["finals", "is_tuning", "log_tuning", "read_tuning"]
+
+_NAME = "tuning.jsonl"
+
+
+def is_tuning(record: Record) -> bool:
+    """Tell whether a run was made to choose hyperparameters, so that it is no result.
+
+    Example:
+        >>> from apo_experiments.runs import RunConfig
+        >>> is_tuning(Record(RunConfig("r", "SGD", "sgd", "cpu", 0, 1, {}, {"validation": True}), {}, [], None))
+        True
+    """
+    return bool(record.config.options.get("validation")) or is_swept(record)
+
+
+def finals(records: Sequence[Record]) -> list[Record]:
+    """Return the runs that are results.
+
+    A run of a sweep that held nothing out is one as well if others with its settings are: it is their first seed.
+
+    Example:
+        >>> from apo_experiments.runs import RunConfig
+        >>> swept = Record(RunConfig("r", "SGD", "sgd", "cpu", 0, 1), {"command": ["apo", "sweep", "r"]}, [], {})
+        >>> final = Record(RunConfig("r", "SGD", "sgd", "cpu", 1, 1), {"command": ["apo", "run", "r"]}, [], {})
+        >>> len(finals([swept, final])), len(finals([swept]))
+        (2, 0)
+    """
+    settings = {variant(record.config) for record in records if not is_tuning(record)}
+    return [record for record in records if variant(record.config) in settings]
+
+
+def log_tuning(recipe: Recipe, scale: str, records: Sequence[Record], folder: Path) -> Path | None:
+    """Add runs to the log of a recipe; those that it has already stay one line.
+
+    Args:
+        recipe: The recipe.
+        scale: The scale.
+        records: All records.
+        folder: The folder of all compact records.
+
+    Returns:
+        The file, or None if there is nothing to log.
+    """
+    own = [r for r in records if (r.config.recipe, r.config.scale) == (recipe.name, scale) and r.finished]
+    new = {record.config.identity(): _line(recipe, record) for record in own if is_tuning(record)}
+    if not new:
+        return None
+    path = folder / recipe.name / scale / _NAME
+    known = {line["run"]: line for line in read_tuning(folder, recipe.name, scale)}
+    merged = sorted({**known, **new}.values(), key=lambda line: (line["method"], line["epochs"], line["run"]))
+    write_atomically(path, "".join(json.dumps(line) + "\n" for line in merged).encode())
+    return path
+
+
+def read_tuning(folder: Path, recipe: str, scale: str) -> list[dict[str, Any]]:
+    """Return the lines of a log, which need not exist.
+
+    Example:
+        >>> read_tuning(Path("nowhere"), "rosenbrock", "cpu")
+        []
+    """
+    path = folder / recipe / scale / _NAME
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _line(recipe: Recipe, record: Record) -> dict[str, Any]:
+    config, summary = record.config, record.summary or {}
+    metric = judging_metric(recipe, record)
+    line = {
+        "run": config.identity(),
+        "method": config.label,
+        "seed": config.seed,
+        "epochs": config.epochs,
+        "metric": metric,
+        "value": value(record, metric),
+        "seconds": summary.get("seconds"),
+        "hyper": dict(config.hyper),
+        "command": clean_command(record.header.get("command") or []),
+    }
+    return rounded(line)

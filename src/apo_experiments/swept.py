@@ -1,0 +1,99 @@
+"""The best point of a sweep, which stands for a method where nothing but a sweep has been run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from apo_experiments.recipe import Recipe
+from apo_experiments.records import Record
+from apo_experiments.results import value, variant
+from apo_experiments.sweep.grid import judging_metric, worst
+
+__all__ = ["best_of_grid", "is_swept", "judgement", "points_of_grids"]
+
+
+def is_swept(record: Record) -> bool:
+    """Tell whether a run belongs to a sweep.
+
+    Example:
+        >>> from apo_experiments.runs import RunConfig
+        >>> is_swept(Record(RunConfig("r", "SGD", "sgd", "cpu", 0, 1), {"command": ["apo", "sweep", "r"]}, [], None))
+        True
+    """
+    return "sweep" in (record.header.get("command") or [])
+
+
+def best_of_grid(recipe: Recipe, records: Iterable[Record]) -> list[Record]:
+    """Return the runs of the best point, one for each seed; none if no point is finished.
+
+    As in the sweep itself, validation data decide where there are some, a point is judged by the mean over its seeds,
+    and one that diverged for any of them is the worst. Of runs of several lengths, the longest count.
+
+    Args:
+        recipe: The recipe.
+        records: The runs of one sweep, of one entry.
+
+    Example:
+        >>> from apo_experiments.runs import RunConfig
+        >>> recipe = Recipe("r", "", "", None, {}, (), {}, (), metric="test_loss", goal="min")
+        >>> def tried(lr, loss):
+        ...     return Record(
+        ...         RunConfig("r", "SGD", "sgd", "cpu", 0, 1, {"lr": lr}), {}, [], {"metrics": {"test_loss": loss}}
+        ...     )
+        >>> [
+        ...     record.config.hyper
+        ...     for record in best_of_grid(recipe, [tried(0.1, 3.0), tried(0.3, 2.0), tried(1.0, None)])
+        ... ]
+        [{'lr': 0.3}]
+    """
+    points = _points(records)
+    best = min if recipe.goal == "min" else max
+    return best(points, key=lambda point: judgement(recipe, point), default=[])
+
+
+def points_of_grids(records: Sequence[Record], shown: Iterable[Record]) -> dict[str, int]:
+    """Return how many points were tried, by label, of those entries that a point of a sweep stands for.
+
+    Args:
+        records: All runs of a recipe at a scale.
+        shown: Those of them that stand for it.
+
+    Example:
+        >>> from apo_experiments.runs import RunConfig
+        >>> configs = [RunConfig("r", "SGD", "sgd", "cpu", 0, 1, {"lr": lr}) for lr in (0.1, 0.3)]
+        >>> tried = [Record(config, {"command": ["apo", "sweep", "r"]}, [], {"metrics": {}}) for config in configs]
+        >>> points_of_grids(tried, tried[:1])
+        {'SGD': 2}
+    """
+    labels = dict.fromkeys(record.config.label for record in shown if is_swept(record))
+    return {
+        label: len(_points(record for record in records if record.config.label == label and is_swept(record)))
+        for label in labels
+    }
+
+
+def _points(records: Iterable[Record]) -> list[list[Record]]:
+    """Return the finished runs of the greatest length, those of one point together."""
+    finished = [record for record in records if record.finished]
+    longest = max((record.config.epochs for record in finished), default=0)
+    groups: dict[str, list[Record]] = {}
+    for record in finished:
+        if record.config.epochs == longest:
+            groups.setdefault(variant(record.config), []).append(record)
+    return list(groups.values())
+
+
+def judgement(recipe: Recipe, point: Sequence[Record]) -> float:
+    """Return the mean over the seeds of a point, the worst of all values if one of them diverged.
+
+    Example:
+        >>> from apo_experiments.runs import RunConfig
+        >>> recipe = Recipe("r", "", "", None, {}, (), {}, (), metric="test_loss", goal="min")
+        >>> diverged = Record(RunConfig("r", "SGD", "sgd", "cpu", 0, 1), {}, [], {"metrics": {"test_loss": None}})
+        >>> judgement(recipe, [diverged])
+        inf
+    """
+    found = [value(record, judging_metric(recipe, record)) for record in point]
+    known = [figure for figure in found if figure is not None]
+    return math.fsum(known) / len(known) if len(known) == len(found) else worst(recipe)

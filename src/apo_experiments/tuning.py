@@ -1,0 +1,120 @@
+"""Which hyperparameters a sweep has found, told from the records of its runs alone.
+
+The records of several sweeps over parts of a grid count together, wherever they were made.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from apo_experiments.errors import UserError
+from apo_experiments.recipe import Recipe
+from apo_experiments.records import Record
+from apo_experiments.sweep.grid import holds_out, judging_metric
+from apo_experiments.swept import judgement
+
+__all__ = ["Choice", "choose", "varied"]
+
+#: How numbers are computed does not make one run a worse judge of another.
+_COMPUTATION = {"validation", "precision", "cuda_graph", "channels_last", "tf32", "cudnn_benchmark"}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The best hyperparameters among those that were tried.
+
+    Attributes:
+        hyper: All hyperparameters but those that say how numbers are computed.
+        origin: What a record says of it: the metric and its value, how many points of how many epochs and seeds were
+            tried, by which commands, and where they differ.
+    """
+
+    hyper: dict[str, Any]
+    origin: dict[str, Any]
+
+
+def choose(recipe: Recipe, label: str, scale: str, records: Sequence[Record], options: Mapping[str, Any]) -> Choice:
+    """Choose by the metric of the validation data, where the task can hold some out.
+
+    The runs with the most epochs decide: of a short sweep over a grid and a longer one over the best of it, the second.
+
+    Args:
+        recipe: The recipe that was swept.
+        label: Label of its entry.
+        scale: The scale of the sweep.
+        records: All records.
+        options: Options of the task of the runs to come; runs with others do not count.
+
+    Raises:
+        UserError: Nothing fits was tried, or all of it diverged.
+
+    Example:
+        >>> from apo_experiments.runs import RunConfig
+        >>> recipe = Recipe("r", "", "", None, {"validation": False}, (), {}, (), metric="test_loss", goal="min")
+        >>> def tried(lr, loss):
+        ...     config = RunConfig("r", "SGD", "sgd", "cpu", 0, 1, {"lr": lr, "mu": 0.9}, {"validation": True})
+        ...     return Record(config, {}, [], {"metrics": {"test_loss": 0.0, "valid_loss": loss}})
+        >>> choice = choose(recipe, "SGD", "cpu", [tried(0.1, 3.0), tried(0.3, 2.0), tried(1.0, None)], {})
+        >>> choice.hyper, choice.origin["hyper"], choice.origin["value"], choice.origin["points"]
+        ({'lr': 0.3, 'mu': 0.9}, {'lr': 0.3}, 2.0, 3)
+    """
+    tried = [record for record in records if _counts(recipe, label, scale, record, options)]
+    longest = max((record.config.epochs for record in tried), default=0)
+    groups: dict[str, list[Record]] = {}
+    for record in tried:
+        if record.config.epochs == longest:
+            groups.setdefault(_key(record), []).append(record)
+    judged = [(judgement(recipe, group), group) for group in groups.values()]
+    judged = [(figure, group) for figure, group in judged if math.isfinite(figure)]
+    if not judged:
+        what = "all that was tried diverged" if groups else "nothing was tried"
+        raise UserError(
+            f"--best finds no settings for {label} of {recipe.name} at scale {scale}, since {what} with the options of "
+            f"these runs: give `apo sweep {recipe.name} --scale {scale} --method {label}` first."
+        )
+    best = min if recipe.goal == "min" else max
+    figure, group = best(judged, key=lambda pair: pair[0])
+    hyper = {key: value for key, value in group[0].config.hyper.items() if key not in _COMPUTATION}
+    axes = varied([group[0].config.hyper for group in groups.values()])
+    commands = {json.dumps(record.header.get("command") or []): None for group in groups.values() for record in group}
+    origin = {
+        "recipe": recipe.name,
+        "metric": judging_metric(recipe, group[0]),
+        "value": figure,
+        "epochs": longest,
+        "points": len(groups),
+        "seeds": len(group),
+        "hyper": {key: hyper[key] for key in axes if key in hyper},
+        "commands": [json.loads(command) for command in commands],
+    }
+    return Choice(hyper, origin)
+
+
+def varied(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys whose values are not the same in all settings.
+
+    Example:
+        >>> varied([{"lr": 0.1, "mu": 0.9}, {"lr": 0.3, "mu": 0.9, "clip": 1}])
+        ['lr', 'clip']
+    """
+    keys = dict.fromkeys(key for setting in settings for key in setting)
+    return [key for key in keys if len({json.dumps(setting.get(key), default=str) for setting in settings}) > 1]
+
+
+def _counts(recipe: Recipe, label: str, scale: str, record: Record, options: Mapping[str, Any]) -> bool:
+    config = record.config
+    if (config.recipe, config.label, config.scale) != (recipe.name, label, scale) or not record.finished:
+        return False
+    if holds_out(recipe) and not config.options.get("validation"):
+        return False
+    shared = (options.keys() & config.options.keys()) - _COMPUTATION - {"model", "dataset"}
+    return all(json.dumps(options[key], default=str) == json.dumps(config.options[key], default=str) for key in shared)
+
+
+def _key(record: Record) -> str:
+    hyper = {key: value for key, value in record.config.hyper.items() if key not in _COMPUTATION}
+    return json.dumps(hyper, sort_keys=True, default=str)
