@@ -7,7 +7,8 @@ optimizer's step hooks tell when the weights move.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from apo.errors import ReplayError
-from apo.isolation import RandomState
+from apo.processes import leaves_gradients, through_wrapper
 from apo.replay import Autocast, Call, Recording, Slot, own_loss, tree_map
 from apo.rules.base import Rule
 from apo.tuner import Tuner
@@ -68,6 +69,7 @@ class _Observed:
 
     recording: Recording
     weight: Tensor | None = None
+    left_gradients: bool = True  # in the parameters, see `leaves_gradients`
 
 
 class Attached(Tuner):
@@ -104,16 +106,18 @@ class Attached(Tuner):
 
     def _install_hooks(self) -> None:
         super()._install_hooks()
-        self._hooks.add(self.model.register_forward_pre_hook, self._before_forward, with_kwargs=True)
-        self._hooks.add(self.model.register_forward_hook, self._after_forward, with_kwargs=True)
+        # The optimizer owns the tuner: when it is dropped, a network that lives on keeps nothing of either.
+        watch = {"weak": True, "with_kwargs": True}
+        self._hooks.add(self.model.register_forward_pre_hook, self._before_forward, **watch)
+        self._hooks.add(self.model.register_forward_hook, self._after_forward, **watch)
         if self._criterion is not None:
-            self._hooks.add(self._criterion.register_forward_hook, self._after_loss, with_kwargs=True)
+            self._hooks.add(self._criterion.register_forward_hook, self._after_loss, **watch)
 
     def _before_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        if not (torch.is_grad_enabled() and self._wants_recording()):
+        if not (self._wants_recording() and torch.is_grad_enabled()):
             return
-        state = RandomState.capture({p.device for p in self.model.parameters()})
-        self._pending = Call(args, kwargs, state).sealed()
+        self.engine.model = through_wrapper(self.model, self.engine.model)
+        self._pending = self._replayable(Call(args, kwargs))
 
     def _after_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
         call, self._pending = self._pending, None
@@ -130,7 +134,8 @@ class Attached(Tuner):
         slots = tuple(_find_slots(args, kwargs, [output for _, output in self._calls]))
         used = sorted({slot.call for slot in slots})
         calls = tuple(self._calls[index][0] for index in used)
-        slots = tuple(replace(slot, call=used.index(slot.call)) for slot in slots)
+        if used != list(range(len(used))):
+            slots = tuple(replace(slot, call=used.index(slot.call)) for slot in slots)
         seen = {slot.position for slot in slots}
         rest = tuple(None if index in seen else value for index, value in enumerate(args))
         named = {name: None if name in seen else value for name, value in kwargs.items()}
@@ -139,17 +144,29 @@ class Attached(Tuner):
         self._observe(loss, Recording(calls, rest, named, slots, self._autocast()), prediction)
 
     def _observe(self, loss: Tensor, recording: Recording, prediction: Any) -> None:
-        kept = tree_map(Tensor.detach, prediction) if self.fsd_batches.is_same else None
-        observed = _Observed(replace(recording, loss=loss.detach(), prediction=kept))
+        if self.is_meta_step():
+            kept = tree_map(Tensor.detach, prediction) if self.fsd_batches.is_same else None
+            # A copy: whoever weights the loss in place shall not change it here.
+            recording = replace(recording, loss=loss.detach().clone(), prediction=kept)
+        observed = _Observed(recording)
         earlier = [other for other in self._observed if other.weight is not None]
         self._observed.append(observed)
+        owner = weakref.ref(self)  # the loss may outlive the tuner, or be kept by it
 
         def note(weight: Tensor) -> None:
-            observed.weight = weight.detach().clone()
-            if earlier and self._gradients_are_clear():  # they were of a step that a GradScaler left out
-                self._observed = [other for other in self._observed if other not in earlier]
+            tuner = owner()
+            if tuner is not None:
+                tuner._note_backward(observed, earlier, weight)
 
         loss.register_hook(note)
+
+    def _note_backward(self, observed: _Observed, earlier: list[_Observed], weight: Tensor) -> None:
+        """Receive the weight with which a loss is back-propagated, after some earlier ones."""
+        observed.weight = weight.detach().clone() if self.is_meta_step() else weight
+        observed.left_gradients = leaves_gradients(self.engine.model)
+        if earlier and earlier[-1].left_gradients and self._gradients_are_clear():
+            # They were of a step that a GradScaler left out.
+            self._observed = [other for other in self._observed if other not in earlier]
 
     def _used_recordings(self) -> list[Recording]:
         """Return the passes that were back-propagated, each with its weight in the total loss."""
@@ -162,17 +179,22 @@ class Attached(Tuner):
                     "the criterion was called on something that is neither an output of the network nor a reshape of "
                     "one, so it cannot be evaluated at other weights: let the network return its loss, or use apo.APO"
                 )
-        if not weights:
-            return []
+        if not (weights and self.is_meta_step()):
+            return [observed.recording for observed in used]
+        if all(weight.device.type == "cpu" and not weight.ndim for weight in weights):
+            weights = [weight.item() for weight in weights]  # nobody has to wait for these
         divisor = self._loss_scale(weights)
         return [replace(o.recording, weight=w / divisor) for o, w in zip(used, weights, strict=True)]
 
-    def _loss_scale(self, weights: list[Tensor]) -> Tensor | float:
+    def _loss_scale(self, weights: Sequence[Tensor | float]) -> Tensor | float:
         scaler = self.engine.scaler
         if scaler is not None:
             return float(scaler.get_scale()) if scaler.is_enabled() else 1.0
-        total = torch.stack([weight.abs().sum() for weight in weights]).sum()
-        return torch.where(total > 1.01 * len(weights), total, torch.ones_like(total))
+        limit = 1.01 * len(weights)
+        total = sum(weight.abs().sum() if isinstance(weight, Tensor) else abs(weight) for weight in weights)
+        if isinstance(total, Tensor):
+            return torch.where(total > limit, total, 1.0)
+        return total if total > limit else 1.0
 
     def _forget(self) -> None:
         super()._forget()

@@ -58,10 +58,20 @@ class _Surroundings:
     parameters: list[Tensor]
     origin: list[Tensor]  # theta
     decay: list[float]  # coupled weight decay of each parameter
-    losses: list[Recording]  # the batches of the loss term
-    fsd: list[Recording]  # the batches of the function-space term
-    old: list[Any] | None  # the network's predictions on them at theta, once they have been asked for
+    batches: list[Recording]  # B
+    others: list[Recording]  # B', if it is not B
     scale: float  # of a GradScaler
+    old: list[Any] | None = None  # the network's predictions on B' at theta, once they have been asked for
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one batch contributes to Q."""
+
+    batch: Recording
+    loss_weight: float
+    fsd_weight: float
+    old: Any  # the predictions at theta
 
 
 class Engine:
@@ -73,7 +83,6 @@ class Engine:
         rule: What is learned.
         objective: The meta-objective.
         batches: Where the batch of the function-space term comes from.
-        loss_on_other_batch: The short-horizon-bias ablation of appendix D: evaluate the loss term on B', not on B.
         scaler: The ``GradScaler`` of a float16 run, so that look-ahead gradients are scaled as well.
     """
 
@@ -84,7 +93,6 @@ class Engine:
         rule: Rule,
         objective: ProximalObjective,
         batches: FSDBatches,
-        loss_on_other_batch: bool = False,
         scaler: Any = None,
     ) -> None:
         self.model = model
@@ -92,7 +100,6 @@ class Engine:
         self.rule = rule
         self.objective = objective
         self.batches = batches
-        self.loss_on_other_batch = loss_on_other_batch
         self.scaler = scaler
 
     def meta_step(self, step: int, theta: Mapping[Tensor, Tensor], recordings: Sequence[Recording]) -> MetaStep | None:
@@ -168,16 +175,10 @@ class Engine:
             recording.check_unchanged()
         surface = self._surface()
         decay = self.rule.coupled_weight_decay()
-        losses = list(recordings)
-        fsd: list[Recording] = []
-        if self.objective.fsd_weight > 0 or self.loss_on_other_batch:
-            fsd = losses if self.batches.is_same else [self._drawn(losses[-1], surface)]
-        if self.loss_on_other_batch:
-            losses = fsd
-        if not self.objective.fsd_weight > 0:
-            return _Surroundings(surface, parameters, origin, decay, losses, [], [], self._scale())
-        old = [recording.prediction for recording in fsd] if self.batches.is_same else None
-        return _Surroundings(surface, parameters, origin, decay, losses, fsd, old, self._scale())
+        others: list[Recording] = []
+        if self.objective.needs_other_batch and not self.batches.is_same:
+            others = [self._drawn(recordings[-1], surface)]
+        return _Surroundings(surface, parameters, origin, decay, list(recordings), others, self._scale())
 
     def _look(self, displacement: Sequence[Tensor], around: _Surroundings) -> _LookAhead:
         """Evaluate Q and its gradient at theta + displacement, and come back to theta.
@@ -191,55 +192,60 @@ class Engine:
                 old_predictions = self._old_predictions(around)  # the weights are still at theta
                 advance_(parameters, displacement, 1.0)
                 fold_up(self.model.modules())
-                for recording in around.losses:
-                    loss, fsd = self._loss_and_same_batch_fsd(recording, around)
-                    losses.append(loss)
-                    discrepancies += [] if fsd is None else [fsd]
-                if not self.batches.is_same:
-                    for recording, old in zip(around.fsd, old_predictions, strict=True):
-                        new, _ = recording.evaluate(self.model, self.criterion)
-                        discrepancies.append(self._backward_fsd(new, old, recording, around.scale))
+                for part in self._parts(around, old_predictions):
+                    total = self._evaluated(part, losses, discrepancies)
+                    if total is not None:
+                        _times(total, around.scale).backward()
                 gradient = [_gradient(p, around.scale) for p in parameters]
             if any(around.decay):
                 losses.append(weight_decay_value(parameters, around.decay))
-                gradient = [
-                    h + decay * wide(p.detach()) if decay else h
-                    for h, p, decay in zip(gradient, parameters, around.decay, strict=True)
-                ]
+                _add_weight_decay(gradient, parameters, around.decay)
         finally:
             assign_(parameters, around.origin)
             fold_up(self.model.modules())
         if self.objective.wsd_weight:
-            gradient = [h + self.objective.wsd_weight * d for h, d in zip(gradient, displacement, strict=True)]
+            advance_(gradient, displacement, self.objective.wsd_weight)
         wsd = 0.5 * norm(displacement).square()
         return _LookAhead(_sum(losses, wsd), _sum(discrepancies, wsd), wsd, gradient)
 
     def _old_predictions(self, around: _Surroundings) -> list[Any]:
-        if around.old is None:
+        """Return the predictions at theta on B'; if that is B, training has made them."""
+        if self.batches.is_same:
+            return [recording.prediction for recording in around.batches]
+        if around.old is None and self.objective.fsd_weight > 0:
             with torch.no_grad():
-                around.old = [recording.evaluate(self.model, self.criterion)[0] for recording in around.fsd]
-        return around.old
+                around.old = [recording.evaluate(self.model, self.criterion)[0] for recording in around.others]
+        return around.old or [None] * len(around.others)
 
-    def _loss_and_same_batch_fsd(self, recording: Recording, around: _Surroundings) -> tuple[Tensor, Tensor | None]:
-        """Back-propagate the loss of one batch and, if B' is B, the discrepancy of the same outputs."""
-        new, loss = recording.evaluate(self.model, self.criterion)
-        if loss is None:
-            raise MissingBatchError(
-                "the loss term was asked for on another batch, but that batch has no targets: let fsd_batch yield "
-                "(inputs, target) pairs"
-            )
-        weighted = _weighted(loss, recording.weight)
-        if not (self.batches.is_same and around.fsd):
-            _times(weighted, around.scale).backward()
-            return weighted.detach(), None
-        fsd = self.objective.fsd(new, recording.prediction, recording) / len(around.fsd)
-        _times(weighted + self.objective.fsd_weight * fsd, around.scale).backward()
-        return weighted.detach(), fsd.detach()
+    def _parts(self, around: _Surroundings, old: list[Any]) -> list[_Part]:
+        """Say which terms of Q each batch takes part in."""
+        share, fsd = self.objective.other_batch_share, self.objective.fsd_weight
+        if self.batches.is_same:
+            count = len(around.batches)
+            pairs = zip(around.batches, old, strict=True)
+            return [_Part(batch, 1.0, fsd / count, before) for batch, before in pairs]
+        parts = [_Part(batch, 1.0 - share, 0.0, None) for batch in around.batches]
+        return parts + [_Part(batch, share, fsd, before) for batch, before in zip(around.others, old, strict=True)]
 
-    def _backward_fsd(self, new: Any, old: Any, recording: Recording, scale: float) -> Tensor:
-        fsd = self.objective.fsd(new, old, recording)
-        (fsd * (self.objective.fsd_weight * scale)).backward()
-        return fsd.detach()
+    def _evaluated(self, part: _Part, losses: list[Tensor], discrepancies: list[Tensor]) -> Tensor | None:
+        """Run the network on one batch and return its part of Q; note the terms."""
+        if not (part.loss_weight or part.fsd_weight):
+            return None
+        new, loss = part.batch.evaluate(self.model, self.criterion)
+        terms = []
+        if part.loss_weight:
+            if loss is None:
+                raise MissingBatchError(
+                    "the loss term was asked for on another batch, but that batch has no targets: let fsd_batch yield "
+                    "(inputs, target) pairs"
+                )
+            terms.append(_times(_weighted(loss, part.batch.weight), part.loss_weight))
+            losses.append(terms[-1].detach())
+        if part.fsd_weight:
+            fsd = self.objective.fsd(new, part.old, part.batch)
+            terms.append(fsd * part.fsd_weight)
+            discrepancies.append(_times(fsd.detach(), part.fsd_weight / self.objective.fsd_weight))
+        return _sum(terms)
 
     def _drawn(self, current: Recording, surface: Surface) -> Recording:
         """Draw B'; it sees the same dropout masks at theta and at theta'."""
@@ -267,6 +273,13 @@ def _gradient(parameter: Tensor, scale: float) -> Tensor:
         return torch.zeros_like(wide(parameter))
     gradient = wide(parameter.grad)
     return gradient if scale == 1.0 else gradient / scale
+
+
+def _add_weight_decay(gradient: list[Tensor], parameters: list[Tensor], coefficients: list[float]) -> None:
+    """Add the gradient of coupled weight decay in place."""
+    for decay in set(coefficients) - {0.0}:
+        mine = [i for i, coefficient in enumerate(coefficients) if coefficient == decay]
+        advance_([gradient[i] for i in mine], [wide(parameters[i].detach()) for i in mine], decay)
 
 
 def _training_loss(recordings: Sequence[Recording]) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from apo.errors import ReplayError
+from apo.processes import leaves_gradients
 from apo.replay import as_call, own_loss, tree_map
 from apo.rules.base import Rule
 from apo.tuner import Tuner
@@ -56,6 +57,7 @@ class APO(Tuner):
     ) -> None:
         if loss is not None and not callable(loss):
             raise TypeError(f"loss must be callable as loss(output, target) or None, got {type(loss).__name__}")
+        self._left_gradients = True  # by the last pass, see `leaves_gradients`
         super().__init__(model, rule, loss, **options)
 
     def step(self, inputs: Any = None, target: Any = None) -> Tensor | None:
@@ -99,7 +101,7 @@ class APO(Tuner):
             The loss of the micro-batch, detached and without the weight.
         """
         recording = self._new_recording(inputs, target) if self._wants_recording() else None
-        if self._recordings and self._gradients_are_clear():
+        if self._recordings and self._left_gradients and self._gradients_are_clear():
             self._recordings.clear()  # of a step that was not taken
         call = as_call(inputs)
         with torch.enable_grad():
@@ -110,6 +112,7 @@ class APO(Tuner):
             scaler = self.engine.scaler
             (scaled if scaler is None else scaler.scale(scaled)).backward()
         if recording is not None:
+            self._left_gradients = leaves_gradients(self.model)
             prediction = tree_map(Tensor.detach, output) if self.fsd_batches.is_same else None
             self._recordings.append(replace(recording, loss=loss.detach(), weight=weight, prediction=prediction))
         return loss.detach()

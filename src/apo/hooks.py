@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -20,9 +21,13 @@ class _Hook:
 
     def __init__(self, function: Callable[..., Any] | None = None) -> None:
         self._function = function
+        # A compiler that traced into a hook would make its effects part of a graph.
+        self._untraced = None if function is None else torch.compiler.disable(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return None if self._function is None else self._function(*args, **kwargs)
+        # Without a compiler at work the detour would cost as much as all else that a hook does on an ordinary step.
+        function = self._untraced if torch.compiler.is_compiling() else self._function
+        return None if function is None else function(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Hook:
         return _Hook()
@@ -46,14 +51,38 @@ class Hooks:
 
     def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []
+        weakref.finalize(self, _remove, self._handles).atexit = False
 
-    def add(self, register: Callable[..., RemovableHandle], function: Callable[..., Any], **options: Any) -> None:
-        """Register a hook through a ``register_*_hook`` method."""
-        # A compiler that traced into a hook would make its effects part of a graph.
-        self._handles.append(register(_Hook(torch.compiler.disable(function)), **options))
+    def add(
+        self, register: Callable[..., RemovableHandle], function: Callable[..., Any], weak: bool = False, **options: Any
+    ) -> None:
+        """Register a hook through a ``register_*_hook`` method.
+
+        Args:
+            register: The method.
+            function: What to call.
+            weak: Whether the hook of a method shall not keep its object alive; it comes off when the object is gone.
+            **options: Passed on.
+        """
+        self._handles.append(register(_Hook(_weakly(function) if weak else function), **options))
 
     def remove(self) -> None:
         """Take all hooks off."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        _remove(self._handles)
+
+
+def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Call a method for as long as its object lives."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        alive = reference()
+        return None if alive is None else alive(*args, **kwargs)
+
+    return call
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+    handles.clear()

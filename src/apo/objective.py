@@ -5,6 +5,11 @@ r"""The proximal meta-objective Q, equation (8) of the paper.
         + \frac{\lambda_{FSD}}{|B'|} \sum_{x \in B'} \rho(f(x, \theta'(\phi)), f(x, \theta))
         + \frac{\lambda_{WSD}}{2} \|\theta'(\phi) - \theta\|^2
 
+A share :math:`\alpha` of the loss term may be taken on the other batch, :math:`(1 - \alpha) J_B + \alpha J_{B'}`. B
+cannot see that a part of its gradient is noise, B' sees nothing but what the batches have in common: where gradients
+are mostly noise the learned rate falls to :math:`1 - \alpha` of what B alone would have, where they agree it stays.
+With :math:`\alpha = 1` short-horizon bias has the rate collapse, which is the ablation of the paper's appendix D.
+
 Coupled weight decay (an L2 penalty that the optimizer adds to the gradient) is part of the loss that the optimizer
 minimises, so it belongs to :math:`J_B`; decoupled decay is part of the step and needs no term.
 """
@@ -39,6 +44,7 @@ class ProximalObjective:
             ``"auto"`` is the KL divergence of categorical outputs.
         mask: Which positions of a batch count, as a function of its recording; ``"auto"`` leaves out the padding
             marked by the criterion's ``ignore_index``, by ``labels`` of -100 or by an ``attention_mask``.
+        other_batch_share: :math:`\alpha`, the share of the loss term that is taken on B'; 0 is the paper's.
 
     Example:
         >>> import torch.nn.functional as F
@@ -54,12 +60,21 @@ class ProximalObjective:
         discrepancy: Discrepancy | str = "auto",
         criterion: Callable | None = None,
         mask: Callable[[Recording], Tensor | None] | str | None = "auto",
+        other_batch_share: float = 0.0,
     ) -> None:
         self.fsd_weight = _weight("fsd_weight", fsd_weight)
         self.wsd_weight = _weight("wsd_weight", wsd_weight)
+        self.other_batch_share = _weight("other_batch_share", other_batch_share)
+        if other_batch_share > 1:
+            raise ValueError(f"other_batch_share must be from 0 to 1, got {other_batch_share}: 0 is the paper's")
         self.discrepancy = _discrepancy(discrepancy, criterion) if self.fsd_weight > 0 else None
         self._ignore_index = _ignore_index(criterion)
         self._mask = mask
+
+    @property
+    def needs_other_batch(self) -> bool:
+        """Whether a batch B' beside B takes part."""
+        return self.fsd_weight > 0 or self.other_batch_share > 0
 
     def fsd(self, new: Any, old: Any, recording: Recording) -> Tensor:
         r"""Return the mean of :math:`\rho(new, old)` over the positions of the batch that count."""

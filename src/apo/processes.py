@@ -10,7 +10,9 @@ DTensors are recognised by their ``device_mesh``: importing their class takes as
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
@@ -20,7 +22,17 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = ["Processes", "fold_up", "is_sharded", "shard_like", "summed_over_shards", "whole"]
+__all__ = [
+    "Averaged",
+    "Processes",
+    "fold_up",
+    "is_sharded",
+    "leaves_gradients",
+    "shard_like",
+    "summed_over_shards",
+    "through_wrapper",
+    "whole",
+]
 
 
 @final
@@ -42,7 +54,7 @@ class Processes:
     @classmethod
     def of(cls, model: nn.Module | None, parameters: Iterable[Tensor]) -> Processes:
         """Find the processes that share ``model`` (as ``DistributedDataParallel``) or ``parameters`` (as shards)."""
-        model = getattr(model, "_orig_mod", model)  # of torch.compile
+        model = model.wrapper if isinstance(model, Averaged) else getattr(model, "_orig_mod", model)  # of torch.compile
         if isinstance(model, nn.parallel.DistributedDataParallel):
             return cls([model.process_group])
         for parameter in parameters:
@@ -69,6 +81,88 @@ class Processes:
         if not self.groups:
             return float(value)
         return float(self.gather(value.reshape(1)).mean())
+
+
+@final
+class Averaged(nn.Module):
+    """A network inside ``DistributedDataParallel``, called so that the gradients are averaged over the processes.
+
+    Only a pass through the wrapper is: it is what prepares the reduction. Frameworks wrap a network after it was given
+    to us, or wrap a larger module around it. In the second case the network stands in for that module while it runs.
+
+    Args:
+        network: The network, or one of its submodules.
+        wrapper: The wrapper around it.
+    """
+
+    def __init__(self, network: nn.Module, wrapper: nn.parallel.DistributedDataParallel) -> None:
+        super().__init__()
+        self.network = network
+        self.wrapper = wrapper
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the network."""
+        inside = self.wrapper.module
+        if inside is self.network:
+            return self.wrapper(*args, **kwargs)
+        with _standing_in(inside, self.network):
+            return self.wrapper(*args, **kwargs)
+
+
+@contextmanager
+def _standing_in(module: nn.Module, other: nn.Module) -> Iterator[None]:
+    """Have ``module``, when it is called, call ``other``."""
+    own = vars(module).get("forward")  # a framework may have put one there
+    module.forward = other.__call__
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own
+
+
+def through_wrapper(network: nn.Module, known: nn.Module) -> nn.Module:
+    """Return what to call in place of ``network``, which is being called now, to have its gradients averaged.
+
+    Args:
+        network: The network.
+        known: What this function returned before, which is kept if it still holds.
+
+    Example:
+        >>> network = nn.Linear(2, 2)
+        >>> through_wrapper(network, network) is network
+        True
+    """
+    # Set while a DistributedDataParallel runs what it wraps: nothing public leads from a module to its wrapper.
+    wrapper = getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
+    if wrapper is None or wrapper is network:
+        return network
+    return known if isinstance(known, Averaged) and known.wrapper is wrapper else Averaged(network, wrapper)
+
+
+def leaves_gradients(model: nn.Module) -> bool:
+    """Tell whether a backward pass, now, leaves its gradients in the parameters and has them averaged.
+
+    Not so under ``no_sync()``, nor after ``set_requires_gradient_sync(False)``, with which ``fully_shard`` keeps the
+    gradients of earlier micro-batches to itself.
+
+    Example:
+        >>> leaves_gradients(nn.Linear(2, 2))
+        True
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return True
+    for module in model.modules():
+        if isinstance(module, nn.parallel.DistributedDataParallel) and not module.require_backward_grad_sync:
+            return False
+        if isinstance(module, _sharded_module()):  # whose setting has no public reader, and two names in older releases
+            state = cast(Any, module)._get_fsdp_state()
+            groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+            if not all(getattr(group, "reduce_grads", True) for group in groups):
+                return False
+    return True
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -119,8 +213,16 @@ def fold_up(modules: Iterable[nn.Module]) -> None:
     """
     if not (dist.is_available() and dist.is_initialized()):
         return
-    from torch.distributed.fsdp import FSDPModule
-
     for module in modules:
-        if isinstance(module, FSDPModule):
-            module.reshard()
+        if isinstance(module, _sharded_module()):
+            cast(Any, module).reshard()
+
+
+@functools.cache
+def _sharded_module() -> Any:
+    """Return what ``fully_shard`` makes of a module's class; importing it takes a while."""
+    try:
+        from torch.distributed.fsdp import FSDPModule
+    except ImportError:  # before torch 2.6
+        from torch.distributed._composable.fsdp import FSDPModule  # pyright: ignore[reportPrivateImportUsage]
+    return FSDPModule

@@ -6,6 +6,7 @@ import copy
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -20,10 +21,10 @@ from apo.isolation import RandomState
 from apo.objective import ProximalObjective
 from apo.processes import whole
 from apo.records import History, MetaStep
-from apo.replay import Autocast, Recording, Slot, as_call, tree_map
+from apo.replay import Autocast, Call, Recording, Slot, as_call, tree_map
 from apo.rules.base import Rule
 from apo.rules.choice import as_rule
-from apo.vectors import assign_
+from apo.vectors import assign_, copies
 
 __all__ = ["Tuner"]
 
@@ -46,8 +47,8 @@ class Tuner:
         mask: Which positions count in the function-space term, see :class:`apo.ProximalObjective`.
         fsd_batch: ``"previous"``, ``"same"`` or an iterable of batches, see :mod:`apo.fsd_batches`.
         interval: Steps between meta-steps, K in Algorithm 1.
-        short_horizon_ablation: Evaluate the loss term on the batch B' instead of B. This is the ablation of the
-            paper's appendix D: the learned rate collapses. Never use it for training.
+        other_batch_share: Share of the loss term that is taken on B' instead of B, see :class:`apo.ProximalObjective`;
+            None for the rule's default. 1 is the ablation of the paper's appendix D: the learned rate collapses.
         scaler: The ``torch.amp.GradScaler`` of a float16 run.
         on_meta_step: Called with the :class:`MetaStep` of every meta-step, for logging.
         history_limit: How many records :attr:`history` keeps.
@@ -80,7 +81,7 @@ class Tuner:
         mask: Any = "auto",
         fsd_batch: Any = "previous",
         interval: int = 10,
-        short_horizon_ablation: bool = False,
+        other_batch_share: float | None = None,
         scaler: Any = None,
         on_meta_step: Callable[[MetaStep], None] | Iterable[Callable[[MetaStep], None]] = (),
         history_limit: int = 10_000,
@@ -102,11 +103,10 @@ class Tuner:
             discrepancy,
             criterion,
             mask,
+            self.rule.other_batch_share if other_batch_share is None else other_batch_share,
         )
         self.fsd_batches = fsd_batches(fsd_batch, self._record_batch)
-        self.engine = Engine(
-            model, criterion, self.rule, self.objective, self.fsd_batches, short_horizon_ablation, scaler
-        )
+        self.engine = Engine(model, criterion, self.rule, self.objective, self.fsd_batches, scaler)
         self.history = History(history_limit)
         self.steps = 0
         self.skipped_meta_updates = 0
@@ -182,11 +182,12 @@ class Tuner:
 
     def _before_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
         self.rule.before_any_step()
-        self._left_out = self.is_meta_step() and _unscale_fused(optimizer)
-        if self._left_out or not self.is_meta_step():
+        is_meta_step = self.is_meta_step()
+        self._left_out = is_meta_step and _unscale_fused(optimizer)
+        if self._left_out or not is_meta_step:
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self._theta = {p: p.detach().clone() for p in parameters}
+        self._theta = dict(zip(parameters, copies(parameters), strict=True))
         self.rule.before_step()
 
     def _after_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
@@ -315,11 +316,17 @@ class Tuner:
 
     def _new_recording(self, inputs: Any, target: Any) -> Recording:
         """Describe an explicit training pass: the network on ``inputs``, the criterion on its output and ``target``."""
-        call = as_call(inputs, RandomState.capture({p.device for p in self.model.parameters()})).sealed()
+        call = self._replayable(as_call(inputs))
         autocast = Autocast.capture(self.device.type)
         if self.engine.criterion is None:
             return Recording((call,), None, {}, (), autocast)
         return Recording((call,), (None, target), {}, (Slot(0),), autocast)
+
+    def _replayable(self, call: Call) -> Call:
+        """Note what running a call again depends on; the batch of another step serves as B', with other randomness."""
+        if not self.is_meta_step():
+            return call
+        return replace(call, random_state=RandomState.capture({p.device for p in self.model.parameters()})).sealed()
 
 
 def _to_device(batch: Any, device: torch.device) -> Any:

@@ -139,7 +139,7 @@ def test_fsd_on_the_training_batch_itself_agrees():
     # The outputs of training serve as those at theta, so the dropout masks are those of training.
     masks = torch.get_rng_state()
     update = make_update(updates.sgd, {"momentum": 0.9})
-    pair = unrolled_twin.run(tuner, batches[-1:], {"lr": log(RATE)}, update, fsd_randomness=masks)
+    pair = unrolled_twin.run(tuner, batches[-1:], {"lr": log(RATE)}, update, changes={"fsd_randomness": masks})
     pair.assert_equal()
     assert pair.record.fsd > 0
 
@@ -155,7 +155,7 @@ def test_fsd_on_a_stream_of_batches_agrees():
     )
     # Meta-steps 0 and 2 take the first and the second batch of the stream.
     update = make_update(updates.adam, {})
-    unrolled_twin.run(tuner, batches[:3], {"lr": log(RATE)}, update, fsd_batch=batches[4]).assert_equal()
+    unrolled_twin.run(tuner, batches[:3], {"lr": log(RATE)}, update, changes={"fsd_batch": batches[4]}).assert_equal()
 
 
 def test_one_rate_per_group_gives_one_derivative_per_group():
@@ -281,3 +281,32 @@ def test_both_passes_of_the_fsd_term_share_their_dropout_masks_whatever_was_draw
         tuner.step()
     assert all(abs(record.fsd) < 1e-12 for record in tuner.history)
     assert all(record.look_ahead_loss == pytest.approx(record.loss, rel=1e-12) for record in tuner.history)
+
+
+def meta_step_with_share(share, batches):
+    model = networks.build("norm-and-dropout")
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9, weight_decay=0.1)
+    tuner = apo.APO(
+        model, rule_for(optimizer), loss=F.cross_entropy, fsd_weight=0.3, wsd_weight=0.2, interval=4,
+        other_batch_share=share,
+    )  # fmt: skip
+    update = make_update(updates.sgd, {"momentum": 0.9, "weight_decay": 0.1})
+    changes = {}
+    if share == 1:  # the other batch, with the random numbers of the function-space term
+
+        def randomness_of_the_meta_step(*_):
+            changes.update(batch=batches[-2], loss_randomness=torch.get_rng_state())
+
+        tuner.optimizer.register_step_pre_hook(randomness_of_the_meta_step)
+    return unrolled_twin.run(tuner, batches, {"lr": log(RATE)}, update, weight_decay=0.1, changes=changes)
+
+
+def test_a_share_of_the_loss_on_the_other_batch_mixes_the_two_meta_gradients():
+    batches = networks.batches("norm-and-dropout", 5)
+    same, mixed, other = (meta_step_with_share(share, batches) for share in (0.0, 0.3, 1.0))
+    same.assert_equal()
+    other.assert_equal()
+    assert (same.found[0] - other.found[0]).abs() > 1e-3 * same.found[0].abs()
+    torch.testing.assert_close(mixed.found[0], 0.7 * same.found[0] + 0.3 * other.found[0], rtol=1e-10, atol=0)
+    expected = 0.7 * same.record.objective + 0.3 * other.record.objective
+    assert mixed.record.objective == pytest.approx(expected, rel=1e-10)

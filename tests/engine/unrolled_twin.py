@@ -50,7 +50,7 @@ def run(
     make_update: MakeUpdate,
     *,
     weight_decay: float | Mapping[str, float] = 0.0,
-    **changes: Any,
+    changes: Mapping[str, Any] | None = None,
 ) -> Pair:
     """Trains on `batches`; the last one's meta-step is compared with the unrolled one.
 
@@ -60,7 +60,7 @@ def run(
         phi: The meta-parameters in force, by name, in the rule's order.
         make_update: Builds the unrolled update.
         weight_decay: Coupled decay, which belongs to the loss term.
-        **changes: Other arguments for the reference than the ones that follow from the tuner.
+        changes: Other arguments for the reference than the ones that follow from the tuner.
     """
     for inputs, target in batches[:-1]:
         tuner.step(inputs, target)
@@ -79,7 +79,7 @@ def run(
         "weight_decay": weight_decay,
         "loss_randomness": before,
         "fsd_randomness": torch.get_rng_state(),  # a meta-step begins, and leaves the stream, where the forward ended
-    } | changes
+    } | dict(changes or {})
     gradient = batch_gradient(model, loss=loss, batch=batches[-1], randomness=before)
     terms, expected = unrolled_meta_gradient(model, make_update(model, optimizer, gradient), phi, **setting)
     return Pair(tuner.history[-1], meta_gradients(tuner.rule), terms, expected)

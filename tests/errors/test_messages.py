@@ -164,7 +164,7 @@ def test_a_loop_that_passes_by_the_network_says_what_to_call():
 
 @pytest.mark.parametrize("door", DOORS)
 def test_the_ablation_needs_targets(door):
-    run = Run(door, short_horizon_ablation=True, fsd_batch=[batch(0)[0]])
+    run = Run(door, other_batch_share=1.0, fsd_batch=[batch(0)[0]])
     refuses(
         apo.MissingBatchError,
         "that batch has no targets: let fsd_batch yield (inputs, target) pairs",

@@ -8,7 +8,8 @@ other loop, and the trainer's loggers can listen::
         apo.attach(optimizer, self, self.criterion, on_meta_step=log_to(self))
         return optimizer
 
-Either way the tuner's state travels inside the optimizer's, so that Lightning's own checkpoints carry it.
+Either way the tuner's state travels inside the optimizer's, so that Lightning's own checkpoints carry it, and under the
+strategy ``"ddp"`` the repeated passes go through Lightning's wrapper, which averages their gradients.
 """
 
 from __future__ import annotations
@@ -113,10 +114,10 @@ def _check(trainer: Trainer) -> None:
             f"configure_optimizers must return one optimizer for APOCallback, got {len(trainer.optimizers)}: "
             "leave the callback out and call apo.attach for each of them in configure_optimizers"
         )
-    if isinstance(trainer.strategy.model, nn.parallel.DistributedDataParallel):
+    if type(trainer.strategy.model).__name__ == "FullyShardedDataParallel":
         raise ValueError(
-            f"strategy must not be DDP for APOCallback, got {type(trainer.strategy).__name__}: the repeated passes "
-            "would miss its reduction of gradients; train on one device, or with apo.attach in your own loop"
+            "strategy must not be 'fsdp' for APOCallback, got FullyShardedDataParallel, which flattens the weights: "
+            "use 'ddp', or fully_shard in a loop of your own"
         )
 
 

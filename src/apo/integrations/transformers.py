@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -31,7 +32,8 @@ def attach(
 
     The optimizer is made now, as ``trainer.train()`` would make it. The loss is the one that the network returns or, if
     the Trainer has one, its ``compute_loss_func``; labels of -100 count in no term. The tuner's state travels inside
-    the optimizer's, so ``trainer.train(resume_from_checkpoint=...)`` goes on exactly.
+    the optimizer's, so ``trainer.train(resume_from_checkpoint=...)`` goes on exactly. Under ``torchrun`` the repeated
+    passes go through the wrapper that the Trainer puts around its network, which averages their gradients.
 
     Args:
         trainer: A trainer that has not started.
@@ -44,22 +46,22 @@ def attach(
         The tuner; ``detach()`` takes everything off again.
 
     Raises:
-        ValueError: The Trainer will wrap its network for several processes, or make another, when training starts.
+        ValueError: The Trainer will shard its network, copy it to several GPUs or make another when training starts.
 
     Example:
         >>> import torch
         >>> from types import SimpleNamespace
         >>> model = torch.nn.Linear(4, 3)  # stands for a Hugging Face model, and the next line for transformers.Trainer
         >>> trainer = SimpleNamespace(model=model, is_fsdp_enabled=False, accelerator=None, compute_loss_func=None)
-        >>> trainer.args, trainer.model_init = SimpleNamespace(world_size=1), None
+        >>> trainer.args, trainer.model_init = SimpleNamespace(n_gpu=1), None
         >>> trainer.create_optimizer = lambda: torch.optim.AdamW(model.parameters())
         >>> attach(trainer, interval=5).interval
         5
     """
-    if trainer.is_fsdp_enabled or trainer.args.world_size > 1:
+    if trainer.is_fsdp_enabled or trainer.args.n_gpu > 1:
         raise ValueError(
-            f"trainer must run in one process without FSDP, got {trainer.args.world_size} processes, for which it "
-            "wraps the network only when training starts: use apo.integrations.accelerate in a loop of your own"
+            f"trainer must run without FSDP and with one GPU a process, got {trainer.args.n_gpu} GPUs: start it with "
+            "torchrun, for DistributedDataParallel, or use fully_shard in a loop of your own"
         )
     if trainer.model_init is not None:
         raise ValueError(
@@ -69,7 +71,9 @@ def attach(
     optimizer = trainer.create_optimizer()
     if trainer.compute_loss_func is not None and not isinstance(trainer.compute_loss_func, nn.Module):
         trainer.compute_loss_func = criterion(trainer.compute_loss_func)
-    options = {"scaler": getattr(trainer.accelerator, "scaler", None)} | options
+    # Without a scaler the weight of a loss, which the Trainer multiplies by the number of processes, is no loss scale.
+    scaler = getattr(trainer.accelerator, "scaler", None) or torch.amp.GradScaler(enabled=False)
+    options = {"scaler": scaler} | options
     rule_or_optimizer = optimizer if rule is None else rule(optimizer)
     model = cast(nn.Module, trainer.model)
     tuner = attach_to_optimizer(rule_or_optimizer, model, trainer.compute_loss_func, **options)

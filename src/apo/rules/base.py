@@ -71,6 +71,7 @@ class Rule(ABC):
     Attributes:
         fsd_weight: Weight of the function-space term if the user names none.
         wsd_weight: Weight of the weight-space term if the user names none.
+        other_batch_share: Share of the loss term that is taken on B' if the user names none.
         interval: Overrides the interval between meta-steps while it is not None.
 
     Example:
@@ -81,6 +82,7 @@ class Rule(ABC):
 
     fsd_weight: float = 0.3
     wsd_weight: float = 0.0
+    other_batch_share: float = 0.0
 
     #: Whether each of many processes keeps a part of phi for itself; otherwise all have the same phi.
     split: bool = False
