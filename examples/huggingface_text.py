@@ -48,9 +48,9 @@ def network(dropout: float = 0.0) -> GPT2LMHeadModel:
 
 
 def trainer_of(model: GPT2LMHeadModel, folder: str, **options) -> tuple[Trainer, apo.Tuner]:
-    chosen = {"per_device_train_batch_size": 8, "learning_rate": 1e-7}  # far too small, on purpose
+    chosen = {"use_cpu": True, "per_device_train_batch_size": 8, "learning_rate": 1e-7}  # far too small, on purpose
     quiet = {"report_to": "none", "disable_tqdm": True, "logging_strategy": "no", "save_strategy": "no"}
-    arguments = TrainingArguments(folder, use_cpu=True, **(chosen | quiet | options))
+    arguments = TrainingArguments(folder, **(chosen | quiet | options))
     trainer = Trainer(model, arguments, train_dataset=sentences("train"), data_collator=collate)
     trainer.remove_callback(PrinterCallback)
     return trainer, apo_transformers.attach(trainer)  # the new line: attach

@@ -1,10 +1,17 @@
-"""Run a function in several gloo processes on this machine and bring back what each returned."""
+"""Run a function in several gloo processes on this machine and bring back what each returned.
+
+The processes stay: starting one and importing torch takes longer than most of what is tested in it. Every call has a
+process group of its own; after a failure all processes are started anew.
+"""
 
 from __future__ import annotations
 
+import itertools
+import traceback
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +19,44 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
+TIMEOUT = 120  # seconds for a call; a collective operation that nobody joins gives up after half of it
 
-def _in_process(rank: int, size: int, folder: str, function: Callable[..., Any], args: tuple) -> None:
+_CALLS = itertools.count()
+
+
+class _Worker:
+    """A process that runs what it is sent."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.line, other_end = context.Pipe()
+        # A daemon: it ends with the tests.
+        self.process = context.Process(target=_serve, args=(other_end,), daemon=True)
+        self.process.start()
+        other_end.close()
+
+
+_WORKERS: list[_Worker] = []
+
+
+def _serve(line: Connection) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("error", category=RuntimeWarning)
+    while True:
+        try:
+            _run(*line.recv())
+            line.send(None)
+        except EOFError:
+            return
+        except BaseException:
+            line.send(traceback.format_exc())
+
+
+def _run(rank: int, size: int, folder: str, call: int, function: Callable[..., Any], args: tuple) -> None:
+    torch.manual_seed(0)  # as a new process would start
+    meeting = f"file://{folder}/rendezvous-{call}"
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size, timeout=timedelta(seconds=60)
+        "gloo", init_method=meeting, rank=rank, world_size=size, timeout=timedelta(seconds=TIMEOUT / 2)
     )
     try:
         torch.save(function(*args), f"{folder}/result-{rank}.pt")
@@ -29,5 +68,19 @@ def _in_process(rank: int, size: int, folder: str, function: Callable[..., Any],
 def in_processes(size: int, folder: Path, function: Callable[..., Any], *args: Any) -> list[Any]:
     """Return the results of ``function(*args)`` in ``size`` processes that know each other, by rank."""
     folder.mkdir(parents=True, exist_ok=True)
-    multiprocessing.spawn(_in_process, (size, str(folder), function, args), nprocs=size, join=True)
+    _WORKERS.extend(_Worker() for _ in range(size - len(_WORKERS)))
+    workers, call = _WORKERS[:size], next(_CALLS)
+    for rank, worker in enumerate(workers):
+        worker.line.send((rank, size, str(folder), call, function, args))
+    failures = [worker.line.recv() if worker.line.poll(TIMEOUT) else "no answer" for worker in workers]
+    if any(failures):
+        _end_all()
+        raise RuntimeError("\n".join(f"process {rank}: {text}" for rank, text in enumerate(failures) if text))
     return [torch.load(folder / f"result-{rank}.pt", weights_only=True) for rank in range(size)]
+
+
+def _end_all() -> None:
+    for worker in _WORKERS:
+        worker.process.kill()
+        worker.process.join()
+    _WORKERS.clear()

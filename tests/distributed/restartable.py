@@ -10,6 +10,7 @@ import signal
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,21 +24,25 @@ from apo.integrations.distributed import latest_checkpoint, load_checkpoint, sav
 STEPS, SAVE_EVERY = 40, 10
 
 
-def main(folder: Path, rule: str, wrapper: str, kill_at: int) -> None:
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    dist.init_process_group("gloo")
+def run(folder: Path, rule: str, wrapper: str, kill_at: int = -1) -> dict[str, Any]:
+    """Train as one of several processes, from the last checkpoint if there is one."""
     tuner = build(rule, wrapper, interval=4)
     path = latest_checkpoint(folder / "checkpoints")
     start = 0 if path is None else load_checkpoint(tuner, path)["step"]
-    first_attempt = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
     for step in range(start, STEPS):
-        if step == kill_at and first_attempt and dist.get_rank() == 1:
+        if step == kill_at and start == 0 and dist.get_rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         train(tuner, step, step + 1)
         if tuner.steps % SAVE_EVERY == 0:
             save_checkpoint(tuner, folder / "checkpoints" / f"step-{tuner.steps}", extra={"step": tuner.steps})
-    result = outcome(tuner) | {"start": start}
+    return outcome(tuner) | {"start": start}
+
+
+def main(folder: Path, rule: str, wrapper: str, kill_at: int) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo")
+    result = run(folder, rule, wrapper, kill_at)
     if dist.get_rank() == 0:
         torch.save(result, folder / "outcome.pt")
     dist.destroy_process_group()

@@ -138,7 +138,7 @@ def test_unused_parameters_and_static_graphs_of_ddp_work(tmp_path):
 
 
 def _accumulate(attached: bool, wrapper: str) -> dict:
-    """Two micro-batches a step, whose gradients travel once (DDP) or each time (fully_shard)."""
+    """Two micro-batches a step, whose gradients travel once."""
     model = wrap(network(), wrapper)
     criterion = nn.MSELoss()
     tuner = apo.attach(rate(model), model, criterion) if attached else apo.APO(model, rate(model), loss=F.mse_loss)
@@ -146,8 +146,10 @@ def _accumulate(attached: bool, wrapper: str) -> dict:
         x, y = share_of_batch(step)
         tuner.optimizer.zero_grad()
         for index, (part, target) in enumerate(zip(x.chunk(2), y.chunk(2), strict=True)):
-            waits = wrapper == "ddp" and index == 0
-            with model.no_sync() if waits else contextlib.nullcontext():  # type: ignore[operator]
+            waits = index == 0
+            if wrapper == "fsdp":
+                model.set_requires_gradient_sync(not waits)  # type: ignore[operator]
+            with model.no_sync() if waits and wrapper == "ddp" else contextlib.nullcontext():  # type: ignore[operator]
                 if isinstance(tuner, apo.APO):
                     tuner.backward(part, target, weight=0.5)
                 else:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.distributed.processes import in_processes
+from tests.distributed.restartable import run
 
 SCRIPT = Path(__file__).with_name("restartable.py")
 
@@ -30,7 +32,7 @@ def _torchrun(folder: Path, rule: str, wrapper: str, kill_at: int) -> dict:
 @pytest.mark.slow
 @pytest.mark.parametrize("rule, wrapper", [("rate", "ddp"), ("kronecker", "fsdp")])
 def test_a_killed_run_resumes_from_its_last_checkpoint_and_ends_as_an_undisturbed_one(rule, wrapper, tmp_path):
-    undisturbed = _torchrun(tmp_path / "undisturbed", rule, wrapper, kill_at=-1)
+    undisturbed = in_processes(2, tmp_path / "undisturbed", run, tmp_path / "undisturbed", rule, wrapper)[0]
     killed = _torchrun(tmp_path / "killed", rule, wrapper, kill_at=27)
     assert (undisturbed.pop("start"), killed.pop("start")) == (0, 20)
     torch.testing.assert_close(killed, undisturbed, rtol=0, atol=0)

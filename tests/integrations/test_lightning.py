@@ -184,15 +184,11 @@ def test_two_optimizers_are_refused():
         trainer.fit(module)
 
 
-def test_distributed_data_parallel_is_refused():
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    try:
-        wrapped = nn.parallel.DistributedDataParallel(Small())
-    finally:
-        torch.distributed.destroy_process_group()
-    trainer = types.SimpleNamespace(optimizers=[None], strategy=types.SimpleNamespace(model=wrapped))
-    with pytest.raises(ValueError, match="strategy must not be DDP for APOCallback"):
-        callback().on_fit_start(trainer, wrapped.module)
+def test_weights_that_fsdp_flattens_are_refused():
+    flat = type("FullyShardedDataParallel", (nn.Module,), {})()
+    trainer = types.SimpleNamespace(optimizers=[None], strategy=types.SimpleNamespace(model=flat))
+    with pytest.raises(ValueError, match="strategy must not be 'fsdp' for APOCallback"):
+        callback().on_fit_start(trainer, Small())
 
 
 def test_callback_is_one_of_lightning_and_its_class_is_made_once():

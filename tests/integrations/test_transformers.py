@@ -190,9 +190,9 @@ def test_label_smoothing_of_the_trainer_is_refused(text, tmp_path):
         trainer.train()
 
 
-def test_more_than_one_process_is_refused(text, tmp_path, monkeypatch):
+def test_copies_on_several_gpus_are_refused(text, tmp_path, monkeypatch):
     trainer, tuner = text.trainer_of(text.network(), str(tmp_path))
     tuner.detach()
-    monkeypatch.setattr(transformers.TrainingArguments, "world_size", 2)
-    with pytest.raises(ValueError, match="trainer must run in one process without FSDP, got 2 processes"):
+    monkeypatch.setattr(transformers.TrainingArguments, "n_gpu", 2)
+    with pytest.raises(ValueError, match="trainer must run without FSDP and with one GPU a process, got 2 GPUs"):
         apo_transformers.attach(trainer)
