@@ -102,13 +102,16 @@ class Engine:
         self.batches = batches
         self.scaler = scaler
 
-    def meta_step(self, step: int, theta: Mapping[Tensor, Tensor], recordings: Sequence[Recording]) -> MetaStep | None:
+    def meta_step(
+        self, step: int, theta: Mapping[Tensor, Tensor], recordings: Sequence[Recording], first: bool
+    ) -> MetaStep | None:
         """Finish a training step on which phi is learned; the optimizer has just stepped from ``theta``.
 
         Args:
             step: Index of the training step.
             theta: The weights before the step, by parameter.
             recordings: The forward passes whose gradients the optimizer used.
+            first: Whether no weight has moved yet.
 
         Returns:
             The record of the meta-step, or None if no parameter has a gradient.
@@ -126,20 +129,28 @@ class Engine:
         around = self._surroundings(parameters, origin, recordings)
         processes = Processes.of(self.model, parameters)
         rule.agree = processes.agree
-        if step == 0:
+        if first:
             rule.first_look(proposal, lambda displacement: self._look(displacement, around).gradient)
         ahead = self._look(proposal.displacement(), around)
         gradients = proposal.pull_back(ahead.gradient)
+        step_norm = proposal.step_norm()
         terms = (_training_loss(recordings), ahead.loss, ahead.fsd, ahead.wsd, norm(gradients))
-        loss, look_ahead_loss, fsd, wsd, meta_gradient_norm = self._agree_on_terms(step, terms, processes)
+        terms = terms if step_norm is None else (step_norm, *terms)
+        *norms, loss, look_ahead_loss, fsd, wsd, meta_gradient_norm = self._agree_on_terms(step, terms, processes)
         _check_loss(step, loss)
+        self._check_finite(step, *norms)
         objective = look_ahead_loss + self.objective.fsd_weight * fsd + self.objective.wsd_weight * wsd
         updated = math.isfinite(meta_gradient_norm)
         if updated:
             rule.meta_update(gradients)
         rule.judge(loss, objective)
         proposal.take_step()
-        self._check_weights(step, parameters, origin)
+        if step_norm is None:
+            try:
+                self._check_finite(step, *_to_floats(norm(parameters)))
+            except NonFiniteError:
+                assign_(parameters, origin)
+                raise
         return MetaStep(
             step,
             loss,
@@ -258,9 +269,8 @@ class Engine:
         modules = [module for module in (self.model, self.criterion) if isinstance(module, nn.Module)]
         return Surface(modules, [p for group in self.rule.optimizer.param_groups for p in group["params"]])
 
-    def _check_weights(self, step: int, parameters: list[Tensor], origin: list[Tensor]) -> None:
-        if not math.isfinite(_to_floats(norm(parameters))[0]):
-            assign_(parameters, origin)
+    def _check_finite(self, step: int, *norms: float) -> None:
+        if not all(math.isfinite(value) for value in norms):
             raise NonFiniteError(
                 f"step {step} would make the weights infinite or NaN at learning rate {self.rule.rates()}, "
                 "so they were left as before: clip the gradients, or lower the optimizer's lr if warm_start is off"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from apo.vectors import assign_, copies
 
-__all__ = ["RandomState", "Surface", "after_failed_capture", "undisturbed"]
+__all__ = ["RandomState", "Surface", "undisturbed"]
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,6 @@ class RandomState:
     def from_state_dict(cls, state: dict) -> RandomState:
         """Read back what :meth:`state_dict` returned."""
         return cls(state["cpu"].cpu(), {int(index): value.cpu() for index, value in state["cuda"].items()})
-
-
-def after_failed_capture() -> None:
-    """Let CUDA's random stream go on after the recording of a CUDA graph that broke off.
-
-    torch leaves the stream waiting for the end of that recording, and every later draw fails. A copy of its state, at
-    the same place in the same stream, does not wait.
-    """
-    generator = torch.cuda.default_generators[torch.cuda.current_device()]
-    generator.graphsafe_set_state(generator.clone_state())
 
 
 class Surface:

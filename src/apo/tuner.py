@@ -116,6 +116,7 @@ class Tuner:
         self._warned: set[str] = set()
         self._loaded: dict[str, Any] | None = None
         self._left_out = False
+        self._begun = False  # whether a meta-step has been taken
         self._hooks = Hooks()
         self._install_hooks()
 
@@ -228,8 +229,9 @@ class Tuner:
     def _meta_step(self, theta: dict[Tensor, Tensor], recordings: list[Recording]) -> None:
         if not recordings and self.rule.moved():
             raise ReplayError(self._no_recording_message())
-        record = self.engine.meta_step(self.steps, theta, recordings)
+        record = self.engine.meta_step(self.steps, theta, recordings, first=not self._begun)
         if record is not None:
+            self._begun = True
             self._publish(record)
 
     def _no_recording_message(self) -> str:
@@ -286,6 +288,7 @@ class Tuner:
     def _own_state(self) -> dict[str, Any]:
         return {
             "steps": self.steps,
+            "begun": self._begun,
             "skipped_meta_updates": self.skipped_meta_updates,
             "rule": self.rule.state_dict(),
             "fsd_batches": self.fsd_batches.state_dict(),
@@ -308,6 +311,7 @@ class Tuner:
             self.rule.adopt_optimizer_state()
             return
         self.steps = int(loaded["steps"])
+        self._begun = bool(loaded["begun"])
         self.skipped_meta_updates = int(loaded["skipped_meta_updates"])
         self.rule.load_state_dict(loaded["rule"])
         self.fsd_batches.load_state_dict(loaded["fsd_batches"], self.device)

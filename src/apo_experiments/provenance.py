@@ -51,15 +51,17 @@ def command() -> list[str]:
 def commit() -> str | None:
     """Return the commit of this source tree, ``-dirty`` if files differ from it.
 
-    Where it is no checkout, such as a copy on a machine that is lent, it is what ``$APO_COMMIT`` says, or None.
+    ``$APO_COMMIT`` has the last word, for copies that are no checkout or whose git knows nothing of the copying.
 
     Example:
         >>> commit() is None or len(commit()) >= 40
         True
     """
+    if told := os.environ.get("APO_COMMIT"):
+        return told
     # An installed copy may lie inside somebody else's repository: only a tree that knows this file counts.
     if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:
-        return os.environ.get("APO_COMMIT")
+        return None
     head = _git("rev-parse", "HEAD")
     return f"{head}-dirty" if head and _git("status", "--porcelain", "--", "..") else head
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from benchmarks.measuring.cases import CASES, MISSING, cases_for
+from benchmarks.measuring.cases import MISSING, cases_for
 from benchmarks.measuring.contenders import AttachedRate, Bare, LearnedRate
 from benchmarks.measuring.memory import peak_memory
 from benchmarks.measuring.results import Row, text_table, write_markdown

@@ -20,6 +20,7 @@ LAYERS = {
     "errors": 0,
     "_version": 0,
     "processes": 0,
+    "capture": 0,
     "vectors": 1,
     "hooks": 1,
     "records": 1,

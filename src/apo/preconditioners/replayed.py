@@ -13,8 +13,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from apo.capture import capture
 from apo.errors import ApoWarning
-from apo.isolation import after_failed_capture
 from apo.vectors import assign_, copies
 
 from .bundled import Bundled, Kept, raw_gradients
@@ -49,7 +49,7 @@ class _Graph:
     def __init__(self, function: Callable[[list[Tensor]], Any], inputs: Iterable[Tensor]) -> None:
         self._inputs = copies(list(inputs))
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        with capture(self._graph):
             self.results = function(self._inputs)
 
     def __call__(self, inputs: Iterable[Tensor] = ()) -> Any:
@@ -154,7 +154,6 @@ class Replayed(Direction):
             except RuntimeError as error:
                 self._possible = False
                 self._graphs.clear()
-                after_failed_capture()
                 reason = str(error).strip().split("\n")[0]
                 warnings.warn(
                     f"the preconditioner could not be recorded as a CUDA graph and runs without: {reason}",

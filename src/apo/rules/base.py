@@ -57,6 +57,13 @@ class Proposal(ABC):
             cotangent: :math:`h = \nabla_{\theta'} Q`, aligned with :meth:`displacement`.
         """
 
+    def step_norm(self) -> Tensor | None:
+        """Return the size of the step to come, in any unit, if that tells whether it leaves the weights finite.
+
+        None, the default, has the engine look at the weights after the step, which costs a wait for the device.
+        """
+        return None
+
     @abstractmethod
     def take_step(self) -> None:
         """Move the parameters from theta, where they are now, with the phi that is in force now."""

@@ -33,7 +33,7 @@ from apo.rules.linearity import check_linear_in_lr
 from apo.rules.schedule import ScheduledGroup, base_rate
 from apo.rules.tail import coupled_decay, has_tail, tail_displacement
 from apo.rules.warm_start import find_turning_point
-from apo.vectors import advance_, differences, dot, scaled
+from apo.vectors import advance_, differences, dot, norm, scaled
 
 __all__ = ["LearningRate"]
 
@@ -342,6 +342,12 @@ class _RateProposal(Proposal):
         ends = list(itertools.accumulate(len(members.parameters) for members in self._groups))
         spans = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
         return [dot(cotangent[span], displacement[span]) for span in spans]
+
+    def step_norm(self) -> Tensor | None:
+        """Return the norm of the step as it was measured; float16 ends too early for that to tell much."""
+        if any(p.dtype == torch.float16 for members in self._groups for p in members.parameters):
+            return None
+        return norm([step for members in self._groups for step in members.steps])
 
     def take_step(self) -> None:
         """Move by the optimizer's own step at the rate in force now."""

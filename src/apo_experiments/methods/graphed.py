@@ -18,7 +18,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from apo.isolation import after_failed_capture
+from apo.capture import capture
 from apo.replay import tree_map
 from apo_experiments.methods.passes import EagerPass, Loss, TrainingPass
 
@@ -88,11 +88,10 @@ class GraphedPass(TrainingPass):
         self._batch = tree_map(torch.clone, (inputs, target))
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, stream=self._stream):
+            with capture(graph, stream=self._stream):
                 self._loss = self._eager(*self._batch)
         except RuntimeError as error:
             self._possible = False
-            after_failed_capture()
             reason = str(error).strip().split("\n")[0]
             warnings.warn(f"the training step cannot be a CUDA graph and runs eagerly: {reason}", stacklevel=2)
             return False

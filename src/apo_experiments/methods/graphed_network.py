@@ -13,7 +13,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from apo.isolation import after_failed_capture
+from apo.capture import capture
 from apo.vectors import copies
 
 __all__ = ["GraphedNetwork"]
@@ -77,7 +77,6 @@ class GraphedNetwork(nn.Module):
             return _Graphs(self.network, inputs, self._trainable)
         except RuntimeError as error:
             self._possible = False
-            after_failed_capture()
             reason = str(error).strip().split("\n")[0]
             warnings.warn(f"the network cannot be a CUDA graph and runs eagerly: {reason}", stacklevel=3)
             return None
@@ -92,10 +91,10 @@ class _Graphs:
         self.passes = 0
         torch.clear_autocast_cache()  # 16-bit copies of the weights have to be made anew by every replay
         torch.cuda.synchronize()
-        with torch.cuda.graph(self.forward):
+        with capture(self.forward):
             self.output = network(self.inputs)
         self.cotangent = torch.zeros_like(self.output)
-        with torch.cuda.graph(self.backward, pool=self.forward.pool()):
+        with capture(self.backward, pool=self.forward.pool()):
             self.gradients = torch.autograd.grad(self.output, parameters, self.cotangent, allow_unused=True)
         torch.clear_autocast_cache()
 

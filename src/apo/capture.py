@@ -1,0 +1,40 @@
+"""Recording CUDA graphs without leaving traces where it fails."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+__all__ = ["capture"]
+
+
+@contextmanager
+def capture(graph: torch.cuda.CUDAGraph, **options: Any) -> Iterator[None]:
+    """Record what is launched inside into ``graph``.
+
+    Like ``torch.cuda.graph``, with two cares. An old graph that the garbage collector happens to find during a
+    recording would break it, so old ones are collected before and none meanwhile. And where a recording breaks off,
+    torch leaves CUDA's random stream waiting for its end, so that every later draw fails; a copy of the stream's state,
+    at the same place, does not wait.
+
+    Args:
+        graph: The graph.
+        options: Of ``torch.cuda.graph``: ``pool`` and ``stream``.
+    """
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, **options):
+            yield
+    except BaseException:
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        generator.graphsafe_set_state(generator.clone_state())
+        raise
+    finally:
+        if collecting:
+            gc.enable()
