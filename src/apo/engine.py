@@ -61,7 +61,7 @@ class _Surroundings:
     batches: list[Recording]  # B
     others: list[Recording]  # B', if it is not B
     scale: float  # of a GradScaler
-    old: list[Any] | None = None  # the network's predictions on B' at theta, once they have been asked for
+    at_theta: list[tuple[Any, Tensor | None]] | None = None  # predictions and losses on B', once they were asked for
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Engine:
         ahead = self._look(proposal.displacement(), around)
         gradients = proposal.pull_back(ahead.gradient)
         step_norm = proposal.step_norm()
-        terms = (_training_loss(recordings), ahead.loss, ahead.fsd, ahead.wsd, norm(gradients))
+        terms = (self._loss_term_at_theta(around), ahead.loss, ahead.fsd, ahead.wsd, norm(gradients))
         terms = terms if step_norm is None else (step_norm, *terms)
         *norms, loss, look_ahead_loss, fsd, wsd, meta_gradient_norm = self._agree_on_terms(step, terms, processes)
         _check_loss(step, loss)
@@ -223,10 +223,18 @@ class Engine:
         """Return the predictions at theta on B'; if that is B, training has made them."""
         if self.batches.is_same:
             return [recording.prediction for recording in around.batches]
-        if around.old is None and self.objective.fsd_weight > 0:
+        if around.at_theta is None:
             with torch.no_grad():
-                around.old = [recording.evaluate(self.model, self.criterion)[0] for recording in around.others]
-        return around.old or [None] * len(around.others)
+                around.at_theta = [recording.evaluate(self.model, self.criterion) for recording in around.others]
+        return [prediction for prediction, _ in around.at_theta]
+
+    def _loss_term_at_theta(self, around: _Surroundings) -> Tensor:
+        """Return what Q is at theta itself, where nothing has moved: the yardstick for a look-ahead."""
+        share, loss = self.objective.other_batch_share, _training_loss(around.batches)
+        if share and not self.batches.is_same:
+            others = [loss for _, loss in around.at_theta or () if loss is not None]
+            loss = (1.0 - share) * loss + share * _sum([_weighted(other, 1.0) for other in others])
+        return loss + weight_decay_value(around.origin, around.decay)
 
     def _parts(self, around: _Surroundings, old: list[Any]) -> list[_Part]:
         """Say which terms of Q each batch takes part in."""

@@ -16,8 +16,8 @@ class MetaStep:
 
     Attributes:
         step: Index of the training step, from 0.
-        loss: J_B at the weights before the step.
-        look_ahead_loss: J_B at the look-ahead weights theta' (the loss term of Q, coupled weight decay included).
+        loss: The loss term of Q at the weights before the step, coupled weight decay included.
+        look_ahead_loss: The same at the look-ahead weights theta'.
         fsd: Function-space discrepancy between theta' and theta on B', before its weight.
         wsd: Weight-space discrepancy, half the squared length of the look-ahead, before its weight.
         objective: Q = look_ahead_loss + fsd_weight * fsd + wsd_weight * wsd.

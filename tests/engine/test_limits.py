@@ -179,3 +179,27 @@ def test_without_discrepancies_the_objective_is_the_look_ahead_loss_alone():
     _, tuner = learned_rate(steps=3, fsd_weight=0.0, wsd_weight=0.0)
     assert all(record.objective == record.look_ahead_loss for record in tuner.history)
     assert all(record.fsd == 0 for record in tuner.history)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4])
+def test_a_look_ahead_that_goes_nowhere_has_the_objective_of_theta_itself(share):
+    model = networks.build("norm-and-dropout")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-14, weight_decay=0.3)
+    rule = apo.LearningRate(optimizer, warm_start=False, meta_optimizer=frozen, bounds=(1e-15, 1.0))
+    tuner = apo.APO(model, rule, loss=F.cross_entropy, interval=1, other_batch_share=share)
+    for x, y in networks.batches("norm-and-dropout", 3):
+        tuner.step(x, y)
+    for record in tuner.history:
+        assert record.objective == pytest.approx(record.loss, rel=1e-9)
+
+
+def test_weight_decay_does_not_keep_a_warm_up_from_handing_over():
+    model = torch.nn.Linear(4, 3, dtype=torch.float64)
+    with torch.no_grad():
+        model.weight.fill_(10.0)  # its decay is a large part of the loss
+    warmup = torch.optim.SGD(model.parameters(), lr=1e-6)
+    optimizer = apo.Kronecker(model, lr=1e-4, weight_decay=0.1, warmup=warmup, warmup_steps=2)
+    tuner = apo.APO(model, apo.Preconditioned(optimizer, patience=2), loss=F.cross_entropy, interval=1)
+    for _ in range(6):
+        tuner.step(torch.randn(8, 4, dtype=torch.float64), torch.randint(3, (8,)))
+    assert not optimizer.warming_up
