@@ -32,7 +32,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, required=True, help="file for the results")
     parser.add_argument("--markdown", type=Path, help="Markdown file whose table of results is replaced")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--repeats", type=int, default=7, help=f"how often {WINDOW} steps of each case are timed")
+    parser.add_argument("--repeats", type=int, default=5, help=f"how often {WINDOW} steps of each case are timed")
     parser.add_argument("--cases", nargs="+", default=["*"], help="names or patterns such as 'cnn/lr-*' (default: all)")
     parser.add_argument("--threads", type=int, default=_cores(), help="CPU threads of torch")
     parser.add_argument(

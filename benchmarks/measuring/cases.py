@@ -26,6 +26,10 @@ CASES: dict[str, Builder] = {
     "lr-k10-unrolled": partial(Unrolled, interval=10),
     "lr-k10-torchopt": partial(TorchOpt, interval=10),
     "lr-k10-floor": partial(Floor, interval=10),
+    "lr-k1": partial(LearnedRate, interval=1),
+    "lr-k1-unrolled": partial(Unrolled, interval=1),
+    "lr-k1-torchopt": partial(TorchOpt, interval=1),
+    "lr-k1-floor": partial(Floor, interval=1),
     "kron-k10-tf32": partial(KroneckerRule, interval=10, matmul="tf32"),
     "kron-k10-bf16": partial(KroneckerRule, interval=10, matmul="bfloat16"),
     "kron-k10-factored": partial(KroneckerRule, interval=10, conv="factored"),
@@ -37,14 +41,20 @@ CASES: dict[str, Builder] = {
 }
 #: Cases that only say something on a large convolutional network.
 _LARGE = {name for name in CASES if name.startswith("kron-k10-")} | {"kfac-k10", "shampoo-k10", "soap-k10"}
-_SMALL = {"lr-k100", "lr-k10-unrolled", "lr-k10-torchopt"}
+#: Those that a small one tells as well, in less time.
+_SMALL = {name for name in CASES if name.startswith(("lr-k100", "lr-k1-")) or name.endswith(("unrolled", "torchopt"))}
+_SMALL |= {"lr-k1"}
 #: Cases that need a package which is not there, with the line that says so.
-MISSING = {} if HAS_TORCHOPT else {"lr-k10-torchopt": "torchopt is not installed: pip install 'apo-optim[bench]'"}
-if not HAS_PYTORCH_OPTIMIZER:
-    MISSING |= {
-        name: "pytorch-optimizer is not installed: pip install 'apo-optim[bench]'"
-        for name in ("shampoo-k10", "soap-k10")
-    }
+_PACKAGES = {
+    "torchopt": (HAS_TORCHOPT, ("lr-k10-torchopt", "lr-k1-torchopt")),
+    "pytorch-optimizer": (HAS_PYTORCH_OPTIMIZER, ("shampoo-k10", "soap-k10")),
+}
+MISSING = {
+    name: f"{package} is not installed: pip install 'apo-optim[bench]'"
+    for package, (there, names) in _PACKAGES.items()
+    if not there
+    for name in names
+}
 
 
 def cases_for(workload: Workload) -> list[str]:
