@@ -16,10 +16,11 @@ __all__ = ["capture"]
 def capture(graph: torch.cuda.CUDAGraph, **options: Any) -> Iterator[None]:
     """Record what is launched inside into ``graph``.
 
-    Like ``torch.cuda.graph``, with two cares. An old graph that the garbage collector happens to find during a
-    recording would break it, so old ones are collected before and none meanwhile. And where a recording breaks off,
-    torch leaves CUDA's random stream waiting for its end, so that every later draw fails; a copy of the stream's state,
-    at the same place, does not wait.
+    Like ``torch.cuda.graph``, with three cares. An old graph that the garbage collector happens to find during a
+    recording would break it, so old ones are collected before and none meanwhile. Other threads, such as one that pins
+    batches in memory or watches over NCCL, may go on: by default whatever they ask of CUDA would break it, too. And
+    where a recording breaks off, torch leaves CUDA's random stream waiting for its end, so that every later draw fails;
+    a copy of the stream's state, at the same place, does not wait.
 
     Args:
         graph: The graph.
@@ -29,7 +30,7 @@ def capture(graph: torch.cuda.CUDAGraph, **options: Any) -> Iterator[None]:
     gc.collect()
     gc.disable()
     try:
-        with torch.cuda.graph(graph, **options):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local", **options):
             yield
     except BaseException:
         generator = torch.cuda.default_generators[torch.cuda.current_device()]
