@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-__all__ = ["capture"]
+from apo.errors import ApoWarning
+
+__all__ = ["capture", "recorded"]
+
+Recorded = TypeVar("Recorded")
 
 
 @contextmanager
@@ -39,3 +44,22 @@ def capture(graph: torch.cuda.CUDAGraph, **options: Any) -> Iterator[None]:
     finally:
         if collecting:
             gc.enable()
+
+
+def recorded(what: str, record: Callable[[], Recorded]) -> Recorded | None:
+    """Return what a function that records graphs returns; None, with a warning, if it cannot be recorded.
+
+    Args:
+        what: What is recorded, as the subject of a sentence.
+        record: Records it.
+
+    Example:
+        >>> recorded("the number", lambda: 3)
+        3
+    """
+    try:
+        return record()
+    except RuntimeError as error:
+        reason = str(error).strip().split("\n")[0]
+        warnings.warn(f"{what} cannot be a CUDA graph and runs eagerly: {reason}", ApoWarning, stacklevel=3)
+        return None

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from apo.errors import MissingBatchError, NonFiniteError
 from apo.fsd_batches import FSDBatches
 from apo.isolation import RandomState, Surface
-from apo.objective import ProximalObjective, weight_decay_value
+from apo.objective import ProximalObjective, add_weight_decay_gradient_, weight_decay_value
 from apo.processes import Processes, fold_up
 from apo.records import MetaStep
 from apo.replay import Recording
@@ -210,7 +210,7 @@ class Engine:
                 gradient = [_gradient(p, around.scale) for p in parameters]
             if any(around.decay):
                 losses.append(weight_decay_value(parameters, around.decay))
-                _add_weight_decay(gradient, parameters, around.decay)
+                add_weight_decay_gradient_(gradient, parameters, around.decay)
         finally:
             assign_(parameters, around.origin)
             fold_up(self.model.modules())
@@ -291,13 +291,6 @@ def _gradient(parameter: Tensor, scale: float) -> Tensor:
         return torch.zeros_like(wide(parameter))
     gradient = wide(parameter.grad)
     return gradient if scale == 1.0 else gradient / scale
-
-
-def _add_weight_decay(gradient: list[Tensor], parameters: list[Tensor], coefficients: list[float]) -> None:
-    """Add the gradient of coupled weight decay in place."""
-    for decay in set(coefficients) - {0.0}:
-        mine = [i for i, coefficient in enumerate(coefficients) if coefficient == decay]
-        advance_([gradient[i] for i in mine], [wide(parameters[i].detach()) for i in mine], decay)
 
 
 def _training_loss(recordings: Sequence[Recording]) -> Tensor:

@@ -21,14 +21,12 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from apo.discrepancy import CategoricalKL, Discrepancy, for_loss
-from apo.processes import whole
 from apo.replay import Recording
-from apo.vectors import wide
+from apo.vectors import advance_, norm, wide
 
 __all__ = ["ProximalObjective"]
 
@@ -131,9 +129,27 @@ def _discrepancy(choice: Discrepancy | str, criterion: Callable | None) -> Discr
 
 def weight_decay_value(parameters: list[Tensor], coefficients: list[float]) -> Tensor | float:
     """Return the sum of ``coefficient / 2 * ||parameter||^2``: coupled decay as a part of the loss."""
-    terms = [
-        0.5 * decay * whole(torch.sum(wide(parameter.detach()) ** 2))
-        for parameter, decay in zip(parameters, coefficients, strict=True)
-        if decay
-    ]
-    return torch.stack(terms).sum() if terms else 0.0
+    value: Tensor | float = 0.0
+    for decay, indices in by_coefficient(coefficients).items():
+        value = value + 0.5 * decay * norm([parameters[i].detach() for i in indices]).square()
+    return value
+
+
+def add_weight_decay_gradient_(gradient: list[Tensor], parameters: list[Tensor], coefficients: list[float]) -> None:
+    """Add the gradient of :func:`weight_decay_value` in place."""
+    for decay, indices in by_coefficient(coefficients).items():
+        advance_([gradient[i] for i in indices], [wide(parameters[i].detach()) for i in indices], decay)
+
+
+def by_coefficient(coefficients: list[float]) -> dict[float, list[int]]:
+    """Return which parameters share a coefficient, for those that have one: usually all of them.
+
+    Example:
+        >>> by_coefficient([0.1, 0.0, 0.1])
+        {0.1: [0, 2]}
+    """
+    found: dict[float, list[int]] = {}
+    for index, coefficient in enumerate(coefficients):
+        if coefficient:
+            found.setdefault(coefficient, []).append(index)
+    return found

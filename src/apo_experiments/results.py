@@ -12,7 +12,7 @@ from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record
 from apo_experiments.runs import RunConfig
 
-__all__ = ["Result", "current", "figure_text", "findings", "leader", "summarise", "value", "variant"]
+__all__ = ["Result", "current", "figure_text", "findings", "leader", "result", "summarise", "value", "variant"]
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,24 @@ def summarise(recipe: Recipe, records: Iterable[Record]) -> list[Result]:
     groups: dict[str, list[Record]] = {entry.label: [] for entry in recipe.entries}
     for record in records:
         groups[record.config.label].append(record)
-    return [_result(recipe, entry.label, entry.paper, groups[entry.label]) for entry in recipe.entries]
+    return [result(recipe, entry.label, groups[entry.label]) for entry in recipe.entries]
+
+
+def result(recipe: Recipe, label: str, records: Sequence[Record]) -> Result:
+    """Return what runs with one setting of a method gave.
+
+    Example:
+        >>> recipe = Recipe("r", "", "", None, {}, (), {}, (), metric="loss", goal="min")
+        >>> config = RunConfig("r", "SGD", "sgd", "cpu", seed=0, epochs=1)
+        >>> result(recipe, "SGD", [Record(config, {}, [], {"metrics": {}, "diverged": True})])
+        Result(label='SGD', values=(), diverged=1, unfinished=0, paper=None)
+    """
+    ordered = sorted(records, key=lambda record: record.config.seed)
+    values = tuple(found for record in ordered if (found := value(record, recipe.metric)) is not None)
+    diverged = sum(bool(record.summary and record.summary.get("diverged")) for record in records)
+    unfinished = sum(not record.finished for record in records)
+    paper = next((entry.paper for entry in recipe.entries if entry.label == label), None)
+    return Result(label, values, diverged, unfinished, paper)
 
 
 def leader(recipe: Recipe, results: Iterable[Result], paper: bool = False) -> Result | None:
@@ -203,14 +220,6 @@ def variant(config: RunConfig) -> str:
     """
     content: list[Any] = [config.label, config.method, config.epochs, config.hyper, config.options]
     return json.dumps(content, sort_keys=True, default=str)
-
-
-def _result(recipe: Recipe, label: str, paper: float | None, records: list[Record]) -> Result:
-    ordered = sorted(records, key=lambda record: record.config.seed)
-    values = tuple(found for record in ordered if (found := value(record, recipe.metric)) is not None)
-    diverged = sum(bool(record.summary and record.summary.get("diverged")) for record in records)
-    unfinished = sum(not record.finished for record in records)
-    return Result(label, values, diverged, unfinished, paper)
 
 
 def _start(record: Record) -> str:

@@ -6,15 +6,13 @@ arithmetic but its launches. The arithmetic is the same at every step; it is rec
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from apo.capture import capture
-from apo.errors import ApoWarning
+from apo.capture import capture, recorded
 from apo.vectors import assign_, copies
 
 from .bundled import Bundled, Kept, raw_gradients
@@ -149,15 +147,10 @@ class Replayed(Direction):
 
     def _graph(self, name: str, function: Callable, inputs: Iterable[Tensor]) -> _Graph | None:
         if name not in self._graphs and self._possible:
-            try:
-                self._graphs[name] = _Graph(function, inputs)
-            except RuntimeError as error:
+            graph = recorded("the preconditioner", lambda: _Graph(function, inputs))
+            if graph is None:
                 self._possible = False
                 self._graphs.clear()
-                reason = str(error).strip().split("\n")[0]
-                warnings.warn(
-                    f"the preconditioner could not be recorded as a CUDA graph and runs without: {reason}",
-                    ApoWarning,
-                    stacklevel=2,
-                )
+            else:
+                self._graphs[name] = graph
         return self._graphs.get(name)

@@ -20,7 +20,7 @@ from apo.rules.base import MetaOptimizerFactory, Probe, Proposal, Rule
 from apo.rules.warm_start import find_turning_point
 from apo.vectors import dot
 
-__all__ = ["Preconditioned"]
+__all__ = ["Preconditioned", "meta_adam"]
 
 _SEARCH_BOUNDS = (1e-8, 1e6)
 
@@ -78,7 +78,7 @@ class Preconditioned(Rule):
         self.patience = patience
         self.warmup_interval = warmup_interval
         self.warm_start = warm_start
-        self.meta_optimizer = (meta_optimizer or functools.partial(_adam, lr=1e-3))(
+        self.meta_optimizer = (meta_optimizer or functools.partial(meta_adam, lr=1e-3))(
             self.phi() or [torch.zeros(0)]  # a process that keeps no block
         )
         self._streak = 0
@@ -97,7 +97,7 @@ class Preconditioned(Rule):
             0.0001
         """
         settings: dict[str, Any] = {
-            "meta_optimizer": functools.partial(_adam, lr=1e-4),
+            "meta_optimizer": functools.partial(meta_adam, lr=1e-4),
             "guard": False,
         }
         return cls(optimizer, **(settings | options))
@@ -187,10 +187,15 @@ class Preconditioned(Rule):
         self._streak = int(state["streak"])
 
 
-def _adam(phi: list[Tensor], lr: float) -> torch.optim.Adam:
-    """Build Adam; on a GPU with each factor read and written once, because factors are larger than the network."""
+def meta_adam(phi: list[Tensor], lr: float, betas: tuple[float, float] = (0.9, 0.999)) -> torch.optim.Adam:
+    """Build Adam; on a GPU with each factor read and written once, because factors are larger than the network.
+
+    Example:
+        >>> meta_adam([torch.zeros(2)], lr=1e-3).param_groups[0]["lr"]
+        0.001
+    """
     on_gpu = all(factor.is_cuda for factor in phi)
-    return torch.optim.Adam(phi, lr=lr, fused=True if on_gpu else None)
+    return torch.optim.Adam(phi, lr=lr, betas=betas, fused=True if on_gpu else None)
 
 
 class _PreconditionedProposal(Proposal):

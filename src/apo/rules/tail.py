@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from apo.vectors import advance_, scaled, wide
+from apo.vectors import advance_, copies, scaled, wide
 
 __all__ = ["coupled_decay", "has_tail", "tail_displacement"]
 
@@ -69,7 +69,7 @@ def tail_displacement(
     gradients = [wide(p.grad) for p in parameters]  # type: ignore[arg-type]
     decay = coupled_decay(optimizer, group)
     if decay:
-        gradients = scaled(gradients, 1.0)
+        gradients = copies(gradients)
         advance_(gradients, [wide(value) for value in theta], decay)
     states = [optimizer.state[p] for p in parameters]
     displacement = _TAILS[type(optimizer)](gradients, states, group, fresh, -rate)
@@ -124,7 +124,7 @@ def _rmsprop(
 def _adamax(
     gradients: list[Tensor], states: list[State], group: dict[str, Any], fresh: Sequence[bool], factor: float
 ) -> list[Tensor]:
-    return _divided(gradients, scaled([wide(s["exp_inf"]) for s in states], 1.0), 0.0, factor)
+    return _divided(gradients, copies([wide(s["exp_inf"]) for s in states]), 0.0, factor)
 
 
 def _divided(gradients: list[Tensor], divisors: list[Tensor], eps: float, factor: float) -> list[Tensor]:

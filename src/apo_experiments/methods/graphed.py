@@ -12,13 +12,12 @@ and no random number is drawn in vain.
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from apo.capture import capture
+from apo.capture import capture, recorded
 from apo.replay import tree_map
 from apo_experiments.methods.passes import EagerPass, Loss, TrainingPass
 
@@ -86,18 +85,16 @@ class GraphedPass(TrainingPass):
     def _capture(self, inputs: Any, target: Any) -> bool:
         """Record the graph; nothing is computed yet. The gradients it will write are memory of its own."""
         self._batch = tree_map(torch.clone, (inputs, target))
+        self._graph = recorded("the training step", self._record)
+        self._possible = self._graph is not None
+        return self._possible
+
+    def _record(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        try:
-            with capture(graph, stream=self._stream):
-                self._loss = self._eager(*self._batch)
-        except RuntimeError as error:
-            self._possible = False
-            reason = str(error).strip().split("\n")[0]
-            warnings.warn(f"the training step cannot be a CUDA graph and runs eagerly: {reason}", stacklevel=2)
-            return False
+        with capture(graph, stream=self._stream):
+            self._loss = self._eager(*self._batch)
         self._gradients = [p.grad for p in self._parameters]
-        self._graph = graph
-        return True
+        return graph
 
     def _replay(self, inputs: Any, target: Any) -> Tensor:
         for own, new in zip(_tensors(self._batch), _tensors((inputs, target)), strict=True):

@@ -7,13 +7,12 @@ any of these passes. Losses stay eager, they are a few kernels.
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from apo.capture import capture
+from apo.capture import capture, recorded
 from apo.vectors import copies
 
 __all__ = ["GraphedNetwork"]
@@ -73,13 +72,9 @@ class GraphedNetwork(nn.Module):
         return output
 
     def _captured(self, inputs: Tensor) -> _Graphs | None:
-        try:
-            return _Graphs(self.network, inputs, self._trainable)
-        except RuntimeError as error:
-            self._possible = False
-            reason = str(error).strip().split("\n")[0]
-            warnings.warn(f"the network cannot be a CUDA graph and runs eagerly: {reason}", stacklevel=3)
-            return None
+        graphs = recorded("the network", lambda: _Graphs(self.network, inputs, self._trainable))
+        self._possible = graphs is not None
+        return graphs
 
 
 class _Graphs:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import apo
+from apo.rules.preconditioned import meta_adam
 from apo_experiments.method import Stepper
 from apo_experiments.methods.hyper import choose
 from apo_experiments.methods.passes import EagerPass, forward_context, network_for_meta_steps, training_pass
@@ -143,9 +144,5 @@ def meta_optimizer(name: str, lr: float, beta2: float) -> Callable[[list[Tensor]
         return functools.partial(torch.optim.SGD, lr=lr)
     if name == "rmsprop":
         return functools.partial(torch.optim.RMSprop, lr=lr, alpha=beta2)
-    betas = (0.0 if name == "corrected-rmsprop" else 0.9, beta2)
-
-    def adam(phi: list[Tensor]) -> Optimizer:
-        return torch.optim.Adam(phi, lr=lr, betas=betas, fused=all(p.is_cuda for p in phi) or None)
-
-    return adam
+    beta1 = 0.0 if name == "corrected-rmsprop" else 0.9
+    return functools.partial(meta_adam, lr=lr, betas=(beta1, beta2))

@@ -110,7 +110,7 @@ def markdown(found: Sequence[Section], results: Path) -> str:
 def _table(title: str, scale: str, parts: Sequence[Section], results: Path) -> str:
     header = ["Experiment", "Method", "Metric", "Paper", "Ours", "Spread", "Seeds", "Epochs", "Hours"]
     body = [
-        [f"`{recipe.name}`", row.label, _words(recipe.metric), figure_text(row.paper), *_figures(row)]
+        [f"`{recipe.name}`", row.label, _words(recipe.metric), figure_text(row.result.paper), *_figures(row)]
         for recipe, _, own in parts
         for row in own
         if not row.settings
@@ -137,9 +137,10 @@ def _details(recipe: Recipe, scale: str, own: Sequence[Row], results: Path) -> s
 
 
 def _figures(row: Row) -> list[str]:
-    seeds = f"{len(row.values)}" + (f" + {row.diverged} diverged" if row.diverged else "")
+    result = row.result
+    seeds = f"{len(result.values)}" + (f" + {result.diverged} diverged" if result.diverged else "")
     spread = "" if row.spread is None else f"± {row.spread:.2g}"
-    return [figure_text(row.mean), spread, seeds, str(row.config.epochs), f"{row.hours:.2g}"]
+    return [figure_text(result.mean), spread, seeds, str(row.config.epochs), f"{row.hours:.2g}"]
 
 
 def _origin(shown: Sequence[Row]) -> str:

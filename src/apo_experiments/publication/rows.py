@@ -10,7 +10,7 @@ from typing import Any
 
 from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record
-from apo_experiments.results import current, value, variant
+from apo_experiments.results import Result, current, result, variant
 from apo_experiments.runs import RunConfig
 
 __all__ = ["Row", "as_json", "rows"]
@@ -35,35 +35,20 @@ class Row:
     settings: Mapping[str, Any]
 
     @property
-    def values(self) -> list[float]:
-        """The final metric of each run that has one."""
-        found = (value(record, self.recipe.metric) for record in self.records)
-        return [figure for figure in found if figure is not None]
-
-    @property
-    def mean(self) -> float | None:
-        """The mean over the seeds."""
-        return statistics.fmean(self.values) if self.values else None
+    def result(self) -> Result:
+        """What the runs gave, and the paper's figure."""
+        return result(self.recipe, self.label, self.records)
 
     @property
     def spread(self) -> float | None:
         """The standard deviation over the seeds (of a sample); None for a single one."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else None
-
-    @property
-    def diverged(self) -> int:
-        """How many runs diverged."""
-        return sum(bool((record.summary or {}).get("diverged")) for record in self.records)
+        values = self.result.values
+        return statistics.stdev(values) if len(values) > 1 else None
 
     @property
     def hours(self) -> float:
         """Hours of training of all seeds together, without evaluation."""
         return sum((record.summary or {}).get("seconds", 0.0) for record in self.records) / 3600
-
-    @property
-    def paper(self) -> float | None:
-        """The paper's figure."""
-        return next((entry.paper for entry in self.recipe.entries if entry.label == self.label), None)
 
     @property
     def config(self) -> RunConfig:
@@ -83,7 +68,7 @@ def rows(recipe: Recipe, scale: str, records: Sequence[Record]) -> list[Row]:
         >>> from apo_experiments.recipes import RECIPES, plan
         >>> planned = plan(RECIPES["cifar10-lenet"], "paper", ["SGDm"], seeds=2)
         >>> finals = [Record(config, {}, [], {"metrics": {"test_accuracy": 75.0 + config.seed}}) for config in planned]
-        >>> [(row.label, row.mean, row.paper) for row in rows(RECIPES["cifar10-lenet"], "paper", finals)]
+        >>> [(row.label, row.result.mean, row.result.paper) for row in rows(RECIPES["cifar10-lenet"], "paper", finals)]
         [('SGDm', 75.5, 75.73)]
     """
     own = [record for record in records if (record.config.recipe, record.config.scale) == (recipe.name, scale)]
@@ -113,11 +98,11 @@ def as_json(row: Row) -> dict[str, Any]:
         "method": row.label,
         "settings": dict(row.settings),
         "metric": row.recipe.metric,
-        "paper": None if row.settings else row.paper,
-        "mean": _digits(row.mean),
+        "paper": None if row.settings else row.result.paper,
+        "mean": _digits(row.result.mean),
         "spread": _digits(row.spread),
-        "seeds": len(row.values),
-        "diverged": row.diverged,
+        "seeds": len(row.result.values),
+        "diverged": row.result.diverged,
         "epochs": row.config.epochs,
         "hours": _digits(row.hours),
     }
