@@ -6,7 +6,11 @@ process group of its own; after a failure all processes are started anew.
 
 from __future__ import annotations
 
+import faulthandler
 import itertools
+import os
+import signal
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -35,11 +39,25 @@ class _Worker:
         self.process.start()
         other_end.close()
 
+    def answer(self) -> str | None:
+        """Return what went wrong in the process; None if all went well."""
+        if self.line.poll(TIMEOUT):
+            try:
+                return self.line.recv()
+            except EOFError:
+                self.process.join()
+                return f"it died with exit code {self.process.exitcode}"
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGUSR1)
+        time.sleep(1)  # to print where it is
+        return "no answer; the captured stderr says where it is"
+
 
 _WORKERS: list[_Worker] = []
 
 
 def _serve(line: Connection) -> None:
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     torch.set_num_threads(1)
     warnings.simplefilter("error", category=RuntimeWarning)
     while True:
@@ -72,7 +90,7 @@ def in_processes(size: int, folder: Path, function: Callable[..., Any], *args: A
     workers, call = _WORKERS[:size], next(_CALLS)
     for rank, worker in enumerate(workers):
         worker.line.send((rank, size, str(folder), call, function, args))
-    failures = [worker.line.recv() if worker.line.poll(TIMEOUT) else "no answer" for worker in workers]
+    failures = [worker.answer() for worker in workers]
     if any(failures):
         _end_all()
         raise RuntimeError("\n".join(f"process {rank}: {text}" for rank, text in enumerate(failures) if text))

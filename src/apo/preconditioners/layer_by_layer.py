@@ -113,12 +113,12 @@ class LayerByLayer(Direction):
             yield item
 
     def _products(self, items: Iterator[_Item]) -> Iterator[_Item]:
-        """Yield each block's product with its gradient; with many processes, as many as there are work at a time."""
+        """Yield each block's product with its gradient; with many processes, some of them work at a time."""
         under_way: deque[tuple[_Item, Any]] = deque()
         for layer, gradient in items:
             product, work = self._ownership.start(layer, gradient)
             under_way.append((_Item(layer, product), work))
-            if len(under_way) == self._ownership.size:
+            if len(under_way) == self._ownership.at_once:
                 yield _finished(under_way)
         while under_way:
             yield _finished(under_way)

@@ -42,6 +42,10 @@ class Ownership:
         self.size = 1 if group is None else dist.get_world_size(group)
         self._group: Any = group
         self._rank = 0 if group is None else dist.get_rank(group)
+        # How many broadcasts may be under way at a time: one for each process, so that all owners compute at once.
+        # Over gloo only one: shards of the next gradient are put together meanwhile by a functional collective, and
+        # torch 2.13 corrupts its memory, once in some ten thousand times, when gloo is busy with another operation.
+        self.at_once = 1 if group is None or dist.get_backend(group) == "gloo" else self.size
         costs = [sum(factor.numel() for factor in layer.block.factors.values()) for layer in layers]
         names = [layer.name for layer in layers]
         self._owners = dict(zip(names, balanced(costs, self.size), strict=True))
