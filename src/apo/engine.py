@@ -17,14 +17,15 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from apo.errors import MissingBatchError, NonFiniteError
+from apo.errors import MissingBatchError, NonFiniteError, ReplayError
 from apo.fsd_batches import FSDBatches
 from apo.isolation import RandomState, Surface
 from apo.objective import ProximalObjective, add_weight_decay_gradient_, weight_decay_value
@@ -120,6 +121,7 @@ class Engine:
             NonFiniteError: The loss is not finite, or the step would make the weights so. The weights are as before.
         """
         rule = self.rule
+        _check_dense(rule.moved())
         proposal = rule.propose(theta)
         parameters = rule.moved()
         if not parameters:
@@ -224,7 +226,7 @@ class Engine:
         if self.batches.is_same:
             return [recording.prediction for recording in around.batches]
         if around.at_theta is None:
-            with torch.no_grad():
+            with torch.no_grad(), _explained():
                 around.at_theta = [recording.evaluate(self.model, self.criterion) for recording in around.others]
         return [prediction for prediction, _ in around.at_theta]
 
@@ -281,8 +283,30 @@ class Engine:
         if not all(math.isfinite(value) for value in norms):
             raise NonFiniteError(
                 f"step {step} would make the weights infinite or NaN at learning rate {self.rule.rates()}, "
-                "so they were left as before: clip the gradients, or lower the optimizer's lr if warm_start is off"
+                "so they were left as before: clip the gradients, or lower the optimizer's lr if warm_start is off "
+                "(to go on from here, load a checkpoint: the optimizer's own state has taken the gradient in)"
             )
+
+
+def _check_dense(parameters: Sequence[Tensor]) -> None:
+    if any(p.grad is not None and p.grad.layout != torch.strided for p in parameters):
+        raise TypeError(
+            "a parameter has a sparse gradient, which apo cannot learn from: build its layer with sparse=False"
+        )
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Say what to do about a network that differentiates in its forward pass, where no graph is kept."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+        raise ReplayError(
+            "the network differentiates in its forward pass, so it needs a graph where apo keeps none: "
+            'use fsd_batch="same"'
+        ) from error
 
 
 def _gradient(parameter: Tensor, scale: float) -> Tensor:

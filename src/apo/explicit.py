@@ -57,6 +57,8 @@ class APO(Tuner):
     ) -> None:
         if loss is not None and not callable(loss):
             raise TypeError(f"loss must be callable as loss(output, target) or None, got {type(loss).__name__}")
+        if isinstance(loss, type):
+            raise TypeError(f"loss must be a function or an instance, got the class itself: write {loss.__name__}()")
         self._left_gradients = True  # by the last pass, see `leaves_gradients`
         super().__init__(model, rule, loss, **options)
 
@@ -108,6 +110,7 @@ class APO(Tuner):
             output = self.model(*call.args, **call.kwargs)
             criterion = self.engine.criterion
             loss = own_loss(output) if criterion is None else criterion(output, target)
+            _check_scalar(loss)
             scaled = loss * weight if weight != 1.0 else loss
             scaler = self.engine.scaler
             (scaled if scaler is None else scaler.scale(scaled)).backward()
@@ -150,3 +153,9 @@ class APO(Tuner):
             )
         if self._wants_recording():
             self._recordings.append(self._new_recording(inputs, target))
+
+
+def _check_scalar(loss: Any) -> None:
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise TypeError(f"loss must return one number as a tensor, got {what}: return the mean alone")

@@ -42,7 +42,7 @@ class Hooks:
     Example:
         >>> import torch
         >>> hooks, layer = Hooks(), torch.nn.Linear(1, 1)
-        >>> hooks.add(layer.register_forward_pre_hook, lambda module, args: print("called"))
+        >>> handle = hooks.add(layer.register_forward_pre_hook, lambda module, args: print("called"))
         >>> _ = layer(torch.zeros(1, 1))
         called
         >>> hooks.remove()
@@ -55,7 +55,7 @@ class Hooks:
 
     def add(
         self, register: Callable[..., RemovableHandle], function: Callable[..., Any], weak: bool = False, **options: Any
-    ) -> None:
+    ) -> RemovableHandle:
         """Register a hook through a ``register_*_hook`` method.
 
         Args:
@@ -65,6 +65,7 @@ class Hooks:
             **options: Passed on.
         """
         self._handles.append(register(_Hook(_weakly(function) if weak else function), **options))
+        return self._handles[-1]
 
     def remove(self) -> None:
         """Take all hooks off."""

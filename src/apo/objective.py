@@ -67,6 +67,8 @@ class ProximalObjective:
             raise ValueError(f"other_batch_share must be from 0 to 1, got {other_batch_share}: 0 is the paper's")
         self.discrepancy = _discrepancy(discrepancy, criterion) if self.fsd_weight > 0 else None
         self._ignore_index = _ignore_index(criterion)
+        if not (mask is None or mask == "auto" or callable(mask)):
+            raise TypeError(f"mask must be 'auto', None or a function of a batch's recording, got {mask!r}")
         self._mask = mask
 
     @property

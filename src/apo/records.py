@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, overload
 
 __all__ = ["History", "MetaStep", "tensorboard"]
 
@@ -73,8 +73,14 @@ class History:
     def __len__(self) -> int:
         return len(self._records)
 
-    def __getitem__(self, index: int) -> MetaStep:
-        return self._records[index]
+    @overload
+    def __getitem__(self, index: int) -> MetaStep: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[MetaStep]: ...
+
+    def __getitem__(self, index: int | slice) -> MetaStep | list[MetaStep]:
+        return list(self._records)[index] if isinstance(index, slice) else self._records[index]
 
     def column(self, name: str) -> list[float]:
         """Return one figure over time, by its name in :meth:`MetaStep.scalars`."""

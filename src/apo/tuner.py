@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from apo.arguments import whole_number
 from apo.engine import Engine
 from apo.errors import ApoWarning, ReplayError
 from apo.fsd_batches import fsd_batches
@@ -24,12 +26,22 @@ from apo.records import History, MetaStep
 from apo.replay import Autocast, Call, Recording, Slot, as_call, tree_map
 from apo.rules.base import Rule
 from apo.rules.choice import as_rule
+from apo.step_hooks import is_inner_step, run_first, run_last, unscale_fused, with_closure
 from apo.vectors import assign_, copies
 
 __all__ = ["Tuner"]
 
 #: The optimizers that have a tuner now: a second one would take the first one's steps for the optimizer's own.
 _TUNED: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+class _Replaying(threading.local):
+    """Whether some tuner runs a network now: such passes are no training, whoever watches the same network."""
+
+    now = False
+
+
+_REPLAYING = _Replaying()
 
 
 class Tuner:
@@ -66,9 +78,6 @@ class Tuner:
         (True, [0, 5, 10])
     """
 
-    #: Whether some tuner runs the network now: such passes are no training, whoever watches the same network.
-    _replaying: ClassVar[bool] = False
-
     def __init__(
         self,
         model: nn.Module,
@@ -83,20 +92,20 @@ class Tuner:
         interval: int = 10,
         other_batch_share: float | None = None,
         scaler: Any = None,
-        on_meta_step: Callable[[MetaStep], None] | Iterable[Callable[[MetaStep], None]] = (),
+        on_meta_step: Callable[[MetaStep], None] | Iterable[Callable[[MetaStep], None]] | None = None,
         history_limit: int = 10_000,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-        if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
-            raise ValueError(f"interval must be a whole number of at least 1, got {interval!r}")
+        if scaler is not None and not hasattr(scaler, "get_scale"):
+            raise TypeError(f"scaler must be a torch.amp.GradScaler or None, got {scaler!r}")
         if (rule.optimizer if isinstance(rule, Rule) else rule) in _TUNED:
             raise ValueError(
                 "optimizer already has a tuner: use that one, or call its detach() before building another"
             )
         self.model = model
         self.rule = as_rule(rule)
-        self.interval = interval
+        self.interval = whole_number("interval", interval)
         self.objective = ProximalObjective(
             self.rule.fsd_weight if fsd_weight is None else fsd_weight,
             self.rule.wsd_weight if wsd_weight is None else wsd_weight,
@@ -110,12 +119,13 @@ class Tuner:
         self.history = History(history_limit)
         self.steps = 0
         self.skipped_meta_updates = 0
-        self._listeners = [on_meta_step] if callable(on_meta_step) else list(on_meta_step)
+        self._listeners = [on_meta_step] if callable(on_meta_step) else list(on_meta_step or ())
         self._recordings: list[Recording] = []
         self._theta: dict[Tensor, Tensor] | None = None
         self._warned: set[str] = set()
         self._loaded: dict[str, Any] | None = None
         self._left_out = False
+        self._in_closure = False
         self._begun = False  # whether a meta-step has been taken
         self._hooks = Hooks()
         self._install_hooks()
@@ -128,7 +138,7 @@ class Tuner:
     @property
     def device(self) -> torch.device:
         """Where the first parameter lives."""
-        return self.optimizer.param_groups[0]["params"][0].device
+        return next(p.device for group in self.optimizer.param_groups for p in group["params"])
 
     def is_meta_step(self, step: int | None = None) -> bool:
         """Tell whether the step with this index (the next one, by default) learns the meta-parameters."""
@@ -141,6 +151,7 @@ class Tuner:
 
     def detach(self) -> None:
         """Remove every hook; the optimizer stays, as an ordinary one at the rates in force."""
+        self._mend()
         self._hooks.remove()
         _TUNED.discard(self.optimizer)
         self.rule.detach()
@@ -158,60 +169,98 @@ class Tuner:
         """Copy the tuner with its network and optimizer: an independent run that goes on in the same way."""
         twin = object.__new__(type(self))
         memo[id(self)] = twin
-        attributes = {name: value for name, value in vars(self).items() if name != "_hooks"}
+        attributes = {name: value for name, value in vars(self).items() if name not in ("_hooks", "_before")}
         vars(twin).update(copy.deepcopy(attributes, memo))
         twin._hooks = Hooks()
         twin._install_hooks()
         return twin
+
+    def __reduce__(self) -> Any:
+        """Refuse to be pickled: the copy would watch nothing."""
+        raise TypeError("a tuner cannot be pickled, since its hooks would be lost: save state_dict() instead")
 
     # ------------------------------------------------------------------ watching the optimizer
 
     def _install_hooks(self) -> None:
         optimizer, hooks = self.optimizer, self._hooks
         _TUNED.add(optimizer)
-        hooks.add(optimizer.register_step_pre_hook, self._before_step)
-        hooks.add(optimizer.register_step_post_hook, self._after_step)
+        self._before = hooks.add(optimizer.register_step_pre_hook, self._before_step)
+        after = hooks.add(optimizer.register_step_post_hook, self._after_step)
+        run_first(optimizer._optimizer_step_post_hooks, after)
+        hooks.add(optimizer.register_state_dict_pre_hook, self._mend)
+        hooks.add(self.model.register_state_dict_pre_hook, self._mend, weak=True)
         hooks.add(optimizer.register_state_dict_post_hook, self._after_state_dict)
         hooks.add(optimizer.register_load_state_dict_pre_hook, self._before_load)
         hooks.add(optimizer.register_load_state_dict_post_hook, self._after_load)
 
     def _wants_recording(self) -> bool:
         """Whether this iteration's forward pass will be needed: by its own meta-step, or as B' of the next one."""
-        if Tuner._replaying:
+        if _REPLAYING.now:
             return False
         return self.is_meta_step() or (self.fsd_batches.keeps_previous and self.is_meta_step(self.steps + 1))
 
-    def _before_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
+    def _before_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+        if is_inner_step(optimizer):
+            return None
+        self._mend()
         self.rule.before_any_step()
         is_meta_step = self.is_meta_step()
-        self._left_out = is_meta_step and _unscale_fused(optimizer)
+        self._left_out = is_meta_step and unscale_fused(optimizer)
         if self._left_out or not is_meta_step:
-            return
+            return None
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._theta = dict(zip(parameters, copies(parameters), strict=True))
         self.rule.before_step()
+        return with_closure(args, kwargs, self._as_if_outside)
+
+    def _as_if_outside(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """Have a closure find the optimizer as it is outside a step."""
+
+        def run() -> Any:
+            self.rule.break_off()
+            self._in_closure = True
+            try:
+                loss = closure()
+            finally:
+                self._in_closure = False
+            self.rule.before_step()
+            return loss
+
+        return run
+
+    def _mend(self, *_: Any) -> None:
+        """Undo a step that was broken off half-way, by Ctrl-C say: its weights were for measuring, not for use."""
+        if self._theta is None or self._in_closure:
+            return
+        theta, self._theta = self._theta, None
+        assign_(list(theta), list(theta.values()))
+        self.rule.break_off()
 
     def _after_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
+        if is_inner_step(optimizer):
+            return
+        run_last(optimizer._optimizer_step_pre_hooks, self._before)  # before the next step, whoever came later
         theta, self._theta = self._theta, None
         if self._left_out:
             self._forget()  # a fused optimizer found an overflow and stayed where it was: the step does not count
             return
-        Tuner._replaying = True
+        _REPLAYING.now = True
         try:
             recordings = self._used_recordings()
-            if theta is not None:
-                self._meta_step(theta, recordings)
+            record = None if theta is None else self._meta_step(theta, recordings)
         except BaseException:
             if theta is not None:
                 assign_(list(theta), list(theta.values()))  # leave the last good weights behind
                 self.rule.break_off()
             raise
         finally:
-            Tuner._replaying = False
+            _REPLAYING.now = False
         if recordings and self.fsd_batches.keeps_previous and self.is_meta_step(self.steps + 1):
             self.fsd_batches.keep(recordings[-1])
         self._forget()
         self.steps += 1
+        if record is not None:
+            self._publish(record)
 
     def _forget(self) -> None:
         """Drop what is known of the forward passes of this iteration."""
@@ -224,15 +273,17 @@ class Tuner:
 
     def _used_recordings(self) -> list[Recording]:
         """Return the forward passes whose gradients the step has used."""
-        return list(self._recordings)
+        if not self.is_meta_step():
+            return list(self._recordings)
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        return [recording.settled(parameters) for recording in self._recordings]
 
-    def _meta_step(self, theta: dict[Tensor, Tensor], recordings: list[Recording]) -> None:
+    def _meta_step(self, theta: dict[Tensor, Tensor], recordings: list[Recording]) -> MetaStep | None:
         if not recordings and self.rule.moved():
             raise ReplayError(self._no_recording_message())
         record = self.engine.meta_step(self.steps, theta, recordings, first=not self._begun)
-        if record is not None:
-            self._begun = True
-            self._publish(record)
+        self._begun |= record is not None
+        return record
 
     def _no_recording_message(self) -> str:
         return "a meta-step was due but its training batch is unknown: call tuner.backward(...) before tuner.step()"
@@ -267,8 +318,8 @@ class Tuner:
     def state_dict(self) -> dict[str, Any]:
         """Return everything that an exact resume needs beside the network's own ``state_dict``.
 
-        That is the optimizer, phi, the meta-optimizer, counters, the batch source, the records and torch's random
-        streams. It is plain data for ``torch.load(weights_only=True)``.
+        That is the optimizer, phi, the meta-optimizer, counters, the batch source, the records and the random streams
+        of torch, Python and NumPy. It is plain data for ``torch.load(weights_only=True)``.
         """
         optimizer = self.optimizer.state_dict()
         own = optimizer.pop("apo")
@@ -279,7 +330,7 @@ class Tuner:
 
         Args:
             state: What it returned.
-            restore_random: Set torch's random streams as well.
+            restore_random: Set the random streams as well.
         """
         self.optimizer.load_state_dict({**state["optimizer"], "apo": state})
         if restore_random:
@@ -303,6 +354,7 @@ class Tuner:
         state["apo"] = self._own_state()
 
     def _before_load(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        self._mend()
         self._loaded = state.pop("apo", None)
 
     def _after_load(self, optimizer: Optimizer) -> None:
@@ -335,23 +387,3 @@ class Tuner:
 
 def _to_device(batch: Any, device: torch.device) -> Any:
     return tree_map(lambda tensor: tensor.to(device, non_blocking=True), batch)
-
-
-def _unscale_fused(optimizer: Optimizer) -> bool:
-    """Unscale the gradients that a GradScaler leaves to a fused optimizer.
-
-    Returns:
-        Whether the scaler found an overflow, so that the optimizer will not step and neither may we.
-    """
-    scale = getattr(optimizer, "grad_scale", None)
-    if scale is None:
-        return False
-    found = getattr(optimizer, "found_inf", None)
-    if found is not None and bool(found):
-        return True
-    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    with torch.no_grad():
-        for gradient in gradients:
-            gradient.div_(scale.to(gradient.device))
-    optimizer.grad_scale = None  # type: ignore[attr-defined]
-    return False

@@ -85,6 +85,8 @@ def norm(tensors: Vector) -> Tensor:
 def _flat(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     """Return the elements of both in the same order; where that is how they lie in memory, without a copy."""
     one, other = wide(one), wide(other)
+    if one.is_complex():  # the inner product of real and imaginary parts, as gradients of complex parameters have it
+        one, other = torch.view_as_real(one), torch.view_as_real(other)
     if not one.is_contiguous() and one.stride() == other.stride():  # channels last
         order = sorted(range(one.ndim), key=one.stride, reverse=True)
         one, other = one.permute(order), other.permute(order)

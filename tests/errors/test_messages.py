@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import re
 from collections.abc import Callable
 from typing import Any
@@ -258,8 +259,11 @@ def test_options_of_the_learning_rate_rule_that_make_no_sense(options, sentence)
 @pytest.mark.parametrize(
     "options, sentence",
     [
-        ({"patience": 0}, "patience must be at least 1, got 0: use guard=False to hand over by step count"),
-        ({"warmup_interval": 0}, "warmup_interval must be at least 1 or None, got 0"),
+        (
+            {"patience": 0},
+            "patience must be a whole number of at least 1, got 0: use guard=False to hand over",
+        ),
+        ({"warmup_interval": 0}, "warmup_interval must be a whole number of at least 1, got 0"),
         ({"warm_start": -1.0}, "warm_start must be positive or None, got -1.0"),
     ],
 )
@@ -383,3 +387,60 @@ def test_a_checkpoint_of_another_rule_is_refused():
 def test_an_iterator_of_fsd_batches_cannot_be_copied():
     run = Run("explicit", fsd_batch=iter([batch(0)]))
     refuses(TypeError, "fsd_batch is an iterator and cannot be copied", lambda: copy.deepcopy(run.tuner))
+
+
+# --- found by users ---
+
+
+def test_small_mistakes_get_a_sentence_each():
+    model = plain_network()
+    cases = [
+        (TypeError, "scaler must be a torch.amp.GradScaler or None, got True", {"scaler": True}),
+        (TypeError, "mask must be 'auto', None or a function of a batch's recording, got 'x'", {"mask": "x"}),
+        (ValueError, "interval must be a whole number of at least 1, got 2.5", {"interval": 2.5}),
+        (TypeError, "got the class itself: write CrossEntropyLoss()", {"loss": nn.CrossEntropyLoss}),
+    ]
+    for error, sentence, options in cases:
+        refuses(
+            error, sentence, lambda options=options: apo.APO(model, sgdm(model), **({"loss": F.mse_loss} | options))
+        )
+    assert apo.APO(model, sgdm(model), F.cross_entropy, on_meta_step=None).history[-3:] == []
+
+
+@pytest.mark.parametrize("loss, got", [(lambda o, t: (o.sum(), t), "tuple"), (lambda o, t: o.sum(0), "shape (3,)")])
+def test_a_loss_that_is_not_one_number_is_refused(loss, got):
+    model = plain_network()
+    tuner = apo.APO(model, sgdm(model), loss, discrepancy=apo.discrepancy.CategoricalKL())
+    refuses(TypeError, got, lambda: tuner.step(*batch(0)))
+
+
+def test_a_tuner_is_not_pickled():
+    tuner = apo.APO(model := plain_network(), sgdm(model), F.cross_entropy)
+    refuses(TypeError, "a tuner cannot be pickled", lambda: pickle.dumps(tuner))
+
+
+@pytest.mark.parametrize("rule", [sgdm, lambda model: apo.Kronecker(model, lr=0.1)])
+def test_a_sparse_gradient_is_refused(rule):
+    model = nn.Sequential(nn.Embedding(5, 3, sparse=True))
+    tuner = apo.APO(model, rule(model), lambda output, target: output.square().mean(), fsd_weight=0.0)
+    refuses(TypeError, "sparse=False", lambda: tuner.step(torch.tensor([0, 2])))
+
+
+def test_a_network_that_differentiates_in_its_forward_pass_is_told_what_to_do():
+    class Force(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.energy = nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)[0]
+
+    def train(**options: Any) -> None:
+        model = Force()
+        tuner = apo.APO(model, sgdm(model), F.mse_loss, interval=2, **options)
+        for index in range(3):
+            tuner.step(batch(index)[0], batch(index)[0])
+
+    train(fsd_batch="same")
+    refuses(apo.ReplayError, 'use fsd_batch="same"', train)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.lifecycle.harness import DOORS, RULES, Run, assert_equal_bits, assert_same_run, batch
 from torch import nn
-from torch.optim import Optimizer, lr_scheduler
+from torch.optim import SGD, Optimizer, lr_scheduler
 
 import apo
 
@@ -30,8 +30,8 @@ def hooks_on(subject: nn.Module | Optimizer) -> int:
 @pytest.mark.parametrize("door", DOORS)
 def test_detaching_leaves_no_hook_and_ordinary_groups(door, rule):
     run = Run(door, rule).train(range(5))
-    assert hooks_on(run.optimizer) == 5
-    assert (hooks_on(run.model), hooks_on(run.criterion)) == ((2, 1) if door == "attached" else (0, 0))
+    assert hooks_on(run.optimizer) == 6
+    assert (hooks_on(run.model), hooks_on(run.criterion)) == ((3, 1) if door == "attached" else (1, 0))
     rates = run.tuner.rule.rates()
     run.tuner.detach()
     run.tuner.detach()  # once more does no harm
@@ -122,6 +122,66 @@ def test_a_scheduler_built_after_detaching_starts_at_the_learned_rate():
     run.tuner.detach()
     lr_scheduler.LambdaLR(run.optimizer, lambda step: 0.5)
     assert run.lr == pytest.approx(0.5 * rate)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.9),
+        lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 20),
+        lambda optimizer: lr_scheduler.OneCycleLR(optimizer, max_lr=1e-7, total_steps=20),
+    ],
+    ids=["ExponentialLR", "CosineAnnealingLR", "OneCycleLR"],
+)
+@pytest.mark.parametrize("rule", ["learning rate", "rate and momentum"])
+def test_a_schedule_goes_on_when_its_optimizer_is_detached_and_attached_again(rule, make):
+    def starts_far_off(model: nn.Module) -> apo.Rule:
+        optimizer = SGD(model.parameters(), lr=1e-7, momentum=0.9)
+        return apo.LearningRate(optimizer) if rule == "learning rate" else apo.RateAndMomentum(optimizer)
+
+    def factor() -> float:
+        return run.optimizer.param_groups[0].factor  # type: ignore[attr-defined]
+
+    run = Run("attached", starts_far_off)
+    scheduler = make(run.optimizer)
+    run.train(range(5), scheduler)
+    learned, left_at = run.lr / factor(), factor()
+    run.tuner.detach()
+    assert run.lr == pytest.approx(learned * left_at)
+    run.train(range(5, 6), scheduler)
+    detached = run.lr / learned
+    kind = type(run.tuner.rule)
+    run.tuner = apo.attach(kind(run.optimizer), run.model, run.criterion)  # type: ignore[call-arg, arg-type]
+    assert factor() == pytest.approx(detached)
+    assert run.lr == pytest.approx(learned * detached)
+    run.train(range(6, 8), scheduler)
+    assert 0.1 < factor() <= 1.0
+
+
+def test_a_rule_that_is_given_up_leaves_its_learned_rate_to_the_next_one():
+    run = Run("attached", lambda model: SGD(model.parameters(), lr=1e-7))
+    scheduler = lr_scheduler.ExponentialLR(run.optimizer, 0.5)
+    run.train(range(3), scheduler)
+    rate = run.lr
+    assert apo.LearningRate(run.optimizer).learned_rates() == pytest.approx([8 * rate])
+    assert run.lr == pytest.approx(rate)
+
+
+def test_a_closed_form_scheduler_that_is_built_anew_after_detaching_goes_on_from_the_rate_in_force():
+    def halves(step: int) -> float:
+        return 0.5**step
+
+    run = Run("attached", lambda model: SGD(model.parameters(), lr=1e-7))
+    scheduler = lr_scheduler.LambdaLR(run.optimizer, halves)
+    run.train(range(3), scheduler)
+    rate = run.lr
+    run.tuner.detach()
+    scheduler = lr_scheduler.LambdaLR(run.optimizer, halves, last_epoch=scheduler.last_epoch - 1)
+    assert run.lr == pytest.approx(rate)
+    run.tuner = apo.attach(run.optimizer, run.model, run.criterion)
+    assert run.tuner.rule.learned_rates() == pytest.approx([8 * rate])  # type: ignore[attr-defined]
+    scheduler.step()
+    assert run.lr == pytest.approx(rate / 2)
 
 
 def test_hooks_of_others_stay():

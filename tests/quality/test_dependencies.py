@@ -18,11 +18,13 @@ import pytest
 
 LAYERS = {
     "errors": 0,
+    "arguments": 0,
     "_version": 0,
     "processes": 0,
     "vectors": 1,
     "capture": 1,
     "hooks": 1,
+    "step_hooks": 1,
     "records": 1,
     "isolation": 2,
     "discrepancy": 2,

@@ -96,8 +96,8 @@ def test_the_summary_tells_the_size_of_p():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"patience": 0}, "patience must be at least 1, got 0"),
-        ({"warmup_interval": 0}, "warmup_interval must be at least 1 or None, got 0"),
+        ({"patience": 0}, "patience must be a whole number of at least 1, got 0"),
+        ({"warmup_interval": 0}, "warmup_interval must be a whole number of at least 1, got 0"),
         ({"warm_start": -1.0}, "warm_start must be positive or None, got -1.0"),
     ],
 )

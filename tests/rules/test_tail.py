@@ -181,8 +181,9 @@ def test_optimizers_without_a_known_tail_look_along_their_step(name):
     assert apo.LearningRate(optimizer).look_ahead == "step"
 
 
-def test_a_subclass_is_not_trusted_to_have_the_tail_of_its_parent():
+def test_a_subclass_with_a_step_of_its_own_is_not_trusted_to_have_the_tail_of_its_parent():
     class Mine(torch.optim.SGD):
-        pass
+        def step(self, closure=None):
+            return super().step(closure)
 
     assert apo.LearningRate(Mine([torch.nn.Parameter(torch.ones(2, 2))], lr=RATE)).look_ahead == "step"

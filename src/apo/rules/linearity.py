@@ -80,7 +80,7 @@ def _small_copy(optimizer: Optimizer) -> tuple[Optimizer, list[Tensor]]:
     vars(probe).pop("step", None)  # a scheduler binds a wrapper to the original
     probe.state = defaultdict(dict)
     probe.param_groups, parameters = [], []
-    for group in optimizer.param_groups[:1]:
+    for group in [group for group in optimizer.param_groups if group["params"]][:1]:
         device = group["params"][0].device
         dtype = torch.float32 if group["params"][0].dtype in (torch.float16, torch.bfloat16) else torch.float64
         fused = group.get("fused")

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from apo.arguments import whole_number
 from apo.preconditioners import Preconditioner
 from apo.rules.base import MetaOptimizerFactory, Probe, Proposal, Rule
 from apo.rules.warm_start import find_turning_point
@@ -67,16 +68,12 @@ class Preconditioned(Rule):
     ) -> None:
         if not isinstance(optimizer, Preconditioner):
             raise TypeError(f"optimizer must be an apo preconditioner, got {type(optimizer).__name__}")
-        if patience < 1:
-            raise ValueError(f"patience must be at least 1, got {patience}: use guard=False to hand over by step count")
-        if warmup_interval is not None and warmup_interval < 1:
-            raise ValueError(f"warmup_interval must be at least 1 or None, got {warmup_interval}")
         if warm_start is not None and not warm_start > 0:
             raise ValueError(f"warm_start must be positive or None, got {warm_start}")
         self.optimizer = optimizer
         self.optimizer.guarded = guard and optimizer.warmup is not None
-        self.patience = patience
-        self.warmup_interval = warmup_interval
+        self.patience = whole_number("patience", patience, "use guard=False to hand over by step count")
+        self.warmup_interval = None if warmup_interval is None else whole_number("warmup_interval", warmup_interval)
         self.warm_start = warm_start
         self.meta_optimizer = (meta_optimizer or functools.partial(meta_adam, lr=1e-3))(
             self.phi() or [torch.zeros(0)]  # a process that keeps no block

@@ -20,6 +20,7 @@ decoupled decay adds :math:`-w\,\theta`, which acts at once.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -38,13 +39,23 @@ State = dict[str, Any]
 def coupled_decay(optimizer: Optimizer, group: dict[str, Any]) -> float:
     """Return the coefficient of weight decay that the optimizer adds to the gradient (0 if its decay is decoupled)."""
     decoupled = isinstance(optimizer, (torch.optim.AdamW, *_DECOUPLED)) or group.get("decoupled_weight_decay", False)
-    known = type(optimizer).__module__.startswith("torch.optim")
+    known = any(base.__module__.startswith("torch.optim") for base in type(optimizer).__mro__ if base is not Optimizer)
     return 0.0 if decoupled or not known else float(group.get("weight_decay", 0.0))
 
 
 def has_tail(optimizer: Optimizer) -> bool:
     """Tell whether the tail of this optimizer is known in closed form."""
-    return type(optimizer) in _TAILS
+    return _tail_class(optimizer) is not None
+
+
+def _tail_class(optimizer: Optimizer) -> type[Optimizer] | None:
+    """Return the class with a known tail whose step this is; a subclass with a step of its own is another optimizer."""
+    kind = type(optimizer)
+    return next((base for base in kind.__mro__ if base in _TAILS and _unwrapped(base) is _unwrapped(kind)), None)
+
+
+def _unwrapped(kind: type[Optimizer]) -> Any:
+    return inspect.unwrap(kind.step)  # torch wraps the step of each class to run its hooks
 
 
 @torch.no_grad()
@@ -66,13 +77,17 @@ def tail_displacement(
         fresh: Whether each of them had no state before this step.
         rate: The learning rate at which to look ahead.
     """
+    if not parameters:
+        return []
     gradients = [wide(p.grad) for p in parameters]  # type: ignore[arg-type]
     decay = coupled_decay(optimizer, group)
     if decay:
         gradients = copies(gradients)
         advance_(gradients, [wide(value) for value in theta], decay)
     states = [optimizer.state[p] for p in parameters]
-    displacement = _TAILS[type(optimizer)](gradients, states, group, fresh, -rate)
+    kind = _tail_class(optimizer)
+    assert kind is not None
+    displacement = _TAILS[kind](gradients, states, group, fresh, -rate)
     decoupled = float(group.get("weight_decay", 0.0)) - decay
     if decoupled:
         advance_(displacement, [wide(value) for value in theta], -rate * decoupled)

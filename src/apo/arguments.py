@@ -1,0 +1,28 @@
+"""Checks of what users pass in, where more than one place needs the same."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+__all__ = ["whole_number"]
+
+
+def whole_number(name: str, value: Any, advice: str = "") -> int:
+    """Return a count of at least one as an int; NumPy's integers are welcome.
+
+    Example:
+        >>> whole_number("interval", 10)
+        10
+        >>> whole_number("interval", 0)
+        Traceback (most recent call last):
+            ...
+        ValueError: interval must be a whole number of at least 1, got 0
+    """
+    try:
+        number = 0 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}" + (advice and f": {advice}"))
+    return number
