@@ -12,6 +12,7 @@ from tests.lifecycle.harness import (
     Run,
     assert_equal_bits,
     assert_same_run,
+    batch,
     kronecker,
     network_with_dropout_and_batchnorm,
     plain_network,
@@ -20,7 +21,7 @@ from tests.lifecycle.harness import (
     two_groups,
 )
 from torch import Tensor, nn
-from torch.optim import SGD, Adam
+from torch.optim import SGD, Adam, lr_scheduler
 
 import apo
 
@@ -72,8 +73,7 @@ def test_a_group_that_is_added_while_running_takes_part(door, per_group):
     add(run)
     run.train(range(4, 5))
     assert not torch.equal(fixed, run.model[2].weight)
-    if not per_group:
-        assert rates(run)[1] / rates(run)[0] == pytest.approx(2.0)  # as its lr is to the one the user gave the first
+    assert rates(run)[1] == pytest.approx(0.1)
     run.train(range(5, 9))
     assert len(run.tuner.history[-1].lr) == 2
     assert len(run.tuner.rule.phi()) == (2 if per_group else 1)
@@ -83,6 +83,61 @@ def test_a_group_that_is_added_while_running_takes_part(door, per_group):
     resumed.model.load_state_dict(state["model"])
     resumed.tuner.load_state_dict(state["tuner"])
     assert_same_run(run.train(range(9, 14)), resumed.train(range(9, 14)))
+
+
+def first_layer_only(per_group: bool, lr: float | Tensor = 1e-7) -> Run:
+    """Train a part of the network from a bad guess, far from which the learned rate goes at once."""
+    run = Run("attached", lambda model: apo.LearningRate(Adam(model[0].parameters(), lr=lr), per_group=per_group))
+    return run.train(range(4))
+
+
+@pytest.mark.parametrize("per_group", [False, True])
+def test_a_group_that_is_added_at_a_part_of_the_rate_in_force_has_that_part(per_group):
+    run = first_layer_only(per_group)
+    scheduler = lr_scheduler.ExponentialLR(run.optimizer, 0.5)
+    run.train(range(4, 5), scheduler)
+    first = run.optimizer.param_groups[0]
+    run.optimizer.add_param_group({"params": list(run.model[2].parameters()), "lr": first["lr"] / 10})
+    run.train(range(5, 6))
+    assert rates(run)[1] == pytest.approx(rates(run)[0] / 10)
+    assert run.tuner.rule.learned_rates()[1] == pytest.approx(first.learned / 10)  # the schedule's factor is the same
+    scheduler.step()
+    assert rates(run)[1] == pytest.approx(rates(run)[0] / 10)
+    run.train(range(6, 10))
+    if not per_group:
+        assert rates(run)[1] == pytest.approx(rates(run)[0] / 10)
+
+
+@pytest.mark.parametrize("per_group", [False, True])
+@pytest.mark.parametrize("lr", [1e-7, torch.tensor(1e-7)], ids=["number", "tensor"])
+def test_a_group_that_is_added_without_a_rate_starts_like_the_others(lr, per_group):
+    run = first_layer_only(per_group, lr)
+    run.optimizer.add_param_group({"params": list(run.model[2].parameters())})
+    run.train(range(4, 6))
+    assert rates(run)[0] > 1e-4
+    assert rates(run)[1] == pytest.approx(rates(run)[0])
+
+
+def test_a_group_may_be_added_while_the_schedule_is_at_zero():
+    run = first_layer_only(per_group=False)
+    run.optimizer.param_groups[0]["lr"] = 0.0
+    run.optimizer.add_param_group({"params": list(run.model[2].parameters()), "lr": 0.25})
+    run.train(range(4, 6))
+    assert (rates(run), run.tuner.rule.learned_rates()[1]) == ([0.0, 0.0], pytest.approx(0.25))
+
+
+@pytest.mark.parametrize("place", ["first", "last"])
+@pytest.mark.parametrize("look_ahead", ["tail", "step"])
+@pytest.mark.parametrize("per_group", [False, True])
+def test_a_group_without_parameters_does_no_harm(per_group, look_ahead, place):
+    def rule(model: nn.Module) -> apo.LearningRate:
+        groups: list[dict[str, Any]] = [{"params": list(model.parameters())}, {"params": []}]
+        optimizer = Adam(groups if place == "last" else groups[::-1], lr=0.01)
+        return apo.LearningRate(optimizer, per_group=per_group, look_ahead=look_ahead)
+
+    run = Run("attached", rule).train(range(7))
+    assert len(run.tuner.history) == 3
+    assert torch.isfinite(torch.tensor(rates(run))).all()
 
 
 def test_a_run_with_an_added_group_resumes_in_one_that_had_it_from_the_start():
@@ -327,3 +382,15 @@ def test_a_preconditioner_over_some_of_the_parameters_moves_only_those():
     run.train(range(4))
     assert torch.equal(before, run.model[0].weight)
     assert len(run.tuner.history) == 2
+
+
+def test_groups_that_share_a_tensor_as_their_rate_learn_rates_of_their_own():
+    model = plain_network()
+    groups = [{"params": list(model[0].parameters())}, {"params": list(model[2].parameters())}]
+    rule = apo.LearningRate(torch.optim.Adam(groups, lr=torch.tensor(1e-3)), per_group=True)
+    tuner = apo.APO(model, rule, F.cross_entropy, interval=1)
+    for index in range(5):
+        tuner.step(*batch(index))
+    learned = rule.learned_rates()
+    assert learned[0] != learned[1]
+    assert rule.rates() == pytest.approx(learned, rel=1e-6)

@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import SGD, lr_scheduler
 
 import apo
+from apo.rules.schedule import Rate
 
 
 def sequential(optimizer):
@@ -176,6 +177,56 @@ def test_numbers_of_numpy_are_understood():
     assert_rate_is_learned_rate_times(run, 0.5)
     run.optimizer.param_groups[0]["lr"] = numpy.float64(0.5) * run.optimizer.param_groups[0]["lr"]
     assert_rate_is_learned_rate_times(run, 0.25)
+
+
+def test_a_rate_is_a_number_to_numpy():
+    numpy = pytest.importorskip("numpy")
+    rate = Rate(0.25)
+    assert numpy.log2(rate) == -2.0
+    assert not numpy.isnan(rate)
+    assert numpy.maximum(rate, 1.0) == 1.0
+    for array in (numpy.array([1.0, 2.0]) * rate, rate * numpy.array([1.0, 2.0])):
+        assert array.tolist() == [0.25, 0.5]
+    for number in (numpy.float64(0.5), numpy.float32(0.5), numpy.int64(2)):
+        for made in (number * rate, rate * number, number + rate, number - rate, rate - number, rate / number):
+            assert type(made) is Rate
+        assert float(number - rate) == float(number) - 0.25
+        assert (number / rate, number**rate) == (float(number) / 0.25, float(number) ** 0.25)
+        assert (number > rate, rate < number, number == rate, rate != number) == (True, True, False, True)
+    assert numpy.float32(0.25) == rate and rate == numpy.float32(0.25) and hash(rate) == hash(0.25)
+
+
+def test_a_rate_times_a_tensor_is_a_tensor():
+    rate, tensor = Rate(0.25), torch.ones(2)
+    for made in (rate * tensor, tensor * rate, rate / (4 * tensor) * 4, rate + 0 * tensor, (rate + tensor) - tensor):
+        assert torch.equal(made, 0.25 * tensor)
+    assert (rate * torch.tensor(2.0)).shape == ()  # the gradient of a parameter that is a number
+
+
+class WrittenByHand(torch.optim.Optimizer):
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(group["lr"] * p.grad)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_an_optimizer_may_multiply_its_rate_with_gradients(door):
+    by_hand = Run(door, lambda model: WrittenByHand(model.parameters(), lr=0.1)).train(range(7))
+    assert by_hand.lr == pytest.approx(Run(door, lambda model: SGD(model.parameters(), lr=0.1)).train(range(7)).lr)
+
+
+def test_the_cycle_of_a_scheduler_that_is_built_after_attaching_ends_at_the_learned_rate():
+    run = Run("attached", lambda model: SGD(model.parameters(), lr=0.1, momentum=0.9))
+    scheduler = lr_scheduler.CyclicLR(run.optimizer, 1e-3, 0.1, step_size_up=4, cycle_momentum=False)
+    for index, factor in enumerate((1.0, 0.2575, 0.505, 0.7525, 1.0, 0.7525)):
+        run.train(range(index, index + 1))
+        assert_rate_is_learned_rate_times(run, factor)
+        scheduler.step()
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)

@@ -115,6 +115,15 @@ def test_per_group_rates_go_their_own_ways_in_training():
     assert abs(math.log(one / other)) > 0.05
 
 
+def test_the_meta_gradient_of_a_group_that_does_not_move_is_zero_on_the_device_of_the_others():
+    moving = parameter(device="meta")
+    moving.grad = torch.ones_like(moving)
+    optimizer = torch.optim.SGD([{"params": [moving]}, {"params": []}], lr=0.1)
+    rule = apo.LearningRate(optimizer, per_group=True, check_linear=False)
+    proposal = rule.propose({moving: moving.detach().clone()})
+    assert [gradient.device.type for gradient in proposal.pull_back([torch.ones_like(moving)])] == ["meta", "meta"]
+
+
 def test_the_loss_term_contains_coupled_decay_only():
     coupled = apo.LearningRate(torch.optim.SGD([parameter()], lr=0.1, weight_decay=0.2))
     decoupled = apo.LearningRate(torch.optim.AdamW([parameter()], lr=0.1, weight_decay=0.2))
@@ -151,6 +160,12 @@ def test_the_step_of_a_meta_iteration_is_measured_precisely_at_tiny_rates(start)
         ({"max_change": -1.0}, ValueError, "max_change must be positive or None, got -1.0"),
         ({"bounds": (1.0, 0.1)}, ValueError, "bounds must be 0 < lowest < highest"),
         ({"bounds": (0.0, 0.1)}, ValueError, "bounds must be 0 < lowest < highest"),
+        ({"over_relaxation": "2"}, TypeError, "over_relaxation must be a number, got '2': 1 is none"),
+        ({"max_change": "x"}, TypeError, "max_change must be a number, or None for no limit, got 'x'"),
+        ({"bounds": None}, TypeError, r"bounds must be a pair of numbers, got None: pass \(1e-10, 1e4\)"),
+        ({"bounds": (0.1,)}, TypeError, "bounds must be a pair of numbers"),
+        ({"bounds": ("0", "1")}, TypeError, "bounds must be a pair of numbers"),
+        ({"meta_optimizer": torch.optim.SGD([parameter()])}, TypeError, "meta_optimizer must be a function .* got SGD"),
         ({"rate": 0.0}, ValueError, "lr of param group 0 must be positive, got 0.0"),
     ],
 )

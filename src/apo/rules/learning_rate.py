@@ -22,6 +22,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -88,12 +89,12 @@ class LearningRate(Rule):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
         if look_ahead not in _LOOK_AHEADS:
             raise ValueError(f"look_ahead must be 'tail' or 'step', got {look_ahead!r}")
-        if not over_relaxation > 0:
-            raise ValueError(f"over_relaxation must be positive, got {over_relaxation}: 1 is none")
-        if max_change is not None and not max_change > 0:
-            raise ValueError(f"max_change must be positive or None, got {max_change}")
-        if not 0 < bounds[0] < bounds[1] < math.inf:
-            raise ValueError(f"bounds must be 0 < lowest < highest, got {bounds}")
+        _check_numbers(over_relaxation, max_change, bounds)
+        if not (meta_optimizer is None or callable(meta_optimizer)):
+            raise TypeError(
+                f"meta_optimizer must be a function that builds an optimizer from a list of tensors, got "
+                f"{type(meta_optimizer).__name__}: pass functools.partial(torch.optim.Adam, lr=0.1), for instance"
+            )
         if check_linear:
             check_linear_in_lr(optimizer)
         self.optimizer = optimizer
@@ -147,10 +148,10 @@ class LearningRate(Rule):
         """Take in new param groups and what schedulers wrote."""
         if self._measuring:  # the step before was broken off
             self._show()
-        if len(self._groups) != len(self.optimizer.param_groups):
-            self._adopt_groups()
         for group in self._groups:
             group.settle()
+        if len(self._groups) != len(self.optimizer.param_groups):
+            self._adopt_groups()
 
     def before_step(self) -> None:
         """Have the optimizer step at a rate at which its step can be measured precisely."""
@@ -233,7 +234,11 @@ class LearningRate(Rule):
         ]
 
     def detach(self) -> None:
-        """Turn the param groups back into plain ones that keep the rates in force."""
+        """Turn the param groups back into plain ones that keep the rates in force.
+
+        A scheduler that computes rates from the base it was built with (LambdaLR, say) returns to that base at its next
+        step: build it anew after this. One that multiplies the rate, and OneCycleLR, go on from the rate in force.
+        """
         if self._measuring:  # the step before was broken off
             self._show()
         for index, group in enumerate(self._groups):
@@ -282,26 +287,57 @@ class LearningRate(Rule):
         """Take over the optimizer's param groups that are not ours yet: at the start, after a load or an addition."""
         for index in range(len(self._groups), len(self.optimizer.param_groups)):
             group = self.optimizer.param_groups[index]
+            if isinstance(group["lr"], Tensor) and any(other["lr"] is group["lr"] for other in self._groups):
+                group["lr"] = group["lr"].clone()  # a default that torch gave to several groups
+            factor = factors[index] if factors else None
             if index >= len(self._ratios):
-                self._learn_rate_of(group, index)
+                factor = self._learn_rate_of(group, index)
             rate = math.exp(float(self._phi_of(index))) * self._ratios[index]
-            adopted = ScheduledGroup(group, self.optimizer, rate, factors[index] if factors else None)
+            adopted = ScheduledGroup(group, self.optimizer, rate, factor)
             self.optimizer.param_groups[index] = adopted
             self._groups.append(adopted)
 
-    def _learn_rate_of(self, group: Mapping[str, Any], index: int) -> None:
-        rate = base_rate(group, self.optimizer)
+    def _learn_rate_of(self, group: Mapping[str, Any], index: int) -> float | None:
+        """Learn one more group's rate; return the schedule's factor in it, or None for what the group itself shows."""
+        rate, factor = base_rate(group, self.optimizer), None
         if not (math.isfinite(rate) and rate > 0):
             raise ValueError(f"lr of param group {index} must be positive, got {rate}: apo learns its logarithm")
         if not self._phi:
             self._first_rate = rate
+        ratio = rate / self._first_rate
+        is_added = hasattr(self, "meta_optimizer")
+        if is_added:
+            if not self._is_default(rate):  # then it was chosen with the rates of today in mind
+                ratio, factor = self._groups[0].compare(group)
+            rate = ratio * self._groups[0].learned
         if not self._phi or self.per_group:
             self._phi.append(torch.tensor(math.log(rate), dtype=torch.float64))
             self._ratios.append(1.0)
-            if hasattr(self, "meta_optimizer"):  # one group, as if it had been there from the start
+            if is_added:  # one group, as if it had been there from the start
                 self.meta_optimizer.param_groups[0]["params"].append(self._phi[-1])
         else:
-            self._ratios.append(rate / self._first_rate)
+            self._ratios.append(ratio)
+        return factor
+
+    def _is_default(self, rate: float) -> bool:
+        default = self.optimizer.defaults.get("lr")
+        return not isinstance(default, Tensor) and rate == default  # a tensor shows the first group's rate in force
+
+
+def _check_numbers(over_relaxation: Any, max_change: Any, bounds: Any) -> None:
+    """Raise unless the numbers among the rule's options are numbers that make sense."""
+    if not isinstance(over_relaxation, Real):
+        raise TypeError(f"over_relaxation must be a number, got {over_relaxation!r}: 1 is none")
+    if not float(over_relaxation) > 0:
+        raise ValueError(f"over_relaxation must be positive, got {over_relaxation}: 1 is none")
+    if not isinstance(max_change, Real | None):
+        raise TypeError(f"max_change must be a number, or None for no limit, got {max_change!r}")
+    if max_change is not None and not float(max_change) > 0:
+        raise ValueError(f"max_change must be positive or None, got {max_change}")
+    if not (isinstance(bounds, tuple | list) and len(bounds) == 2 and all(isinstance(b, Real) for b in bounds)):
+        raise TypeError(f"bounds must be a pair of numbers, got {bounds!r}: pass (1e-10, 1e4), for instance")
+    if not 0 < bounds[0] < bounds[1] < math.inf:
+        raise ValueError(f"bounds must be 0 < lowest < highest, got {bounds}")
 
 
 @dataclass(frozen=True)
@@ -341,7 +377,8 @@ class _RateProposal(Proposal):
             return [dot(cotangent, displacement)]
         ends = list(itertools.accumulate(len(members.parameters) for members in self._groups))
         spans = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-        return [dot(cotangent[span], displacement[span]) for span in spans]
+        still = torch.zeros((), device=cotangent[0].device)  # for a group in which nothing moves
+        return [dot(h, delta) if h else still for h, delta in ((cotangent[span], displacement[span]) for span in spans)]
 
     def step_norm(self) -> Tensor | None:
         """Return the norm of the step as it was measured; float16 ends too early for that to tell much."""

@@ -19,8 +19,10 @@ A rate that is a tensor cannot remember: whoever writes into it is taken for a r
 from __future__ import annotations
 
 import copy
+import operator
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any
 
 import torch
@@ -29,6 +31,9 @@ from torch.optim import Optimizer
 
 __all__ = ["Rate", "ScheduledGroup", "base_rate", "is_scheduled", "note_scheduler"]
 
+#: What a scheduler may keep in a param group to compute rates from (the last two are OneCycleLR's).
+_BASES = ("initial_lr", "max_lr", "min_lr")
+
 #: Optimizers whose schedulers were built on a wrapper around them (Accelerate's, say), which then has torch's mark.
 _SCHEDULED_THROUGH_A_WRAPPER: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -36,30 +41,53 @@ _SCHEDULED_THROUGH_A_WRAPPER: weakref.WeakSet[Any] = weakref.WeakSet()
 class Rate(float):
     """A learning rate that remembers, through arithmetic, that it was made from the rate in force.
 
+    Its products and sums with tensors and arrays are tensors and arrays, as a float's.
+
     Example:
         >>> type(0.5 * Rate(0.1)).__name__, type(0.5 * 0.1).__name__
         ('Rate', 'float')
     """
 
-    __array_ufunc__ = None  # has NumPy's numbers leave products with a Rate to Rate
+    # Between the priorities of NumPy's scalars, which so leave their arithmetic with a Rate to Rate, and of its arrays.
+    __array_priority__ = -1.0
 
-    def __mul__(self, other: float) -> Rate:
-        return Rate(float(self) * other)
+    def __mul__(self, other: Any) -> Any:
+        return _remembering(float(self) * other)
 
-    def __add__(self, other: float) -> Rate:
-        return Rate(float(self) + other)
+    def __add__(self, other: Any) -> Any:
+        return _remembering(float(self) + other)
 
-    def __sub__(self, other: float) -> Rate:
-        return Rate(float(self) - other)
+    def __sub__(self, other: Any) -> Any:
+        return _remembering(float(self) - other)
 
-    def __rsub__(self, other: float) -> Rate:
-        return Rate(other - float(self))
+    def __rsub__(self, other: Any) -> Any:
+        return _remembering(other - float(self))
 
-    def __truediv__(self, other: float) -> Rate:
-        return Rate(float(self) / other)
+    def __truediv__(self, other: Any) -> Any:
+        return _remembering(float(self) / other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return other / float(self)
+
+    def __rpow__(self, other: Any, modulus: None = None) -> Any:
+        return other ** float(self)
 
     __rmul__ = __mul__
     __radd__ = __add__
+
+
+def _as_float(compare: Callable[[Any, Any], Any]) -> Callable[[Rate, Any], Any]:
+    return lambda self, other: compare(float(self), other)
+
+
+# NumPy's scalars leave comparisons to Rate as well, and a float does not know those that are no float64.
+for _name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
+    setattr(Rate, _name, _as_float(getattr(operator, _name)))
+
+
+def _remembering(result: Any) -> Any:
+    """Make a number a Rate; leave tensors and arrays as they are."""
+    return Rate(result) if isinstance(result, Real) else result
 
 
 # A scheduler's state_dict holds the rates it saw last; torch.load(weights_only=True) has to accept them.
@@ -68,6 +96,8 @@ torch.serialization.add_safe_globals([Rate])
 
 def base_rate(group: Mapping[str, Any], optimizer: Optimizer) -> float:
     """Return the rate of a param group without the factor of a scheduler that is at work already."""
+    if isinstance(group, ScheduledGroup):
+        group = group.plain()
     return _reference(group) if is_scheduled(optimizer) and "initial_lr" in group else float(group["lr"])
 
 
@@ -134,6 +164,12 @@ class ScheduledGroup(dict):
         if changed:
             self._rescale(current)
 
+    def compare(self, group: Mapping[str, Any]) -> tuple[float, float | None]:
+        """Return the ratio of a new group's rate to this one's, and the factor in it; None for the one it shows."""
+        if is_scheduled(self._optimizer) and "initial_lr" in group:  # a scheduler that knows the new group
+            return base_rate(group, self._optimizer) / self.learned, None
+        return float(group["lr"]) / (self.learned * self.factor or self.learned), self.factor
+
     def __setitem__(self, key: str, value: Any) -> None:
         """Turn a rate that somebody writes into the schedule's factor."""
         if key == "lr":
@@ -163,10 +199,13 @@ class ScheduledGroup(dict):
         return dict, (self.plain(),)
 
     def plain(self) -> dict[str, Any]:
-        """Return an ordinary param group with the rate in force."""
+        """Return an ordinary param group with the rate in force, of which the schedule's bases speak from now on."""
         lr = self["lr"]
         group = {**self, "lr": lr if isinstance(lr, Tensor) else float(lr)}
-        if self._lends_initial_lr and not is_scheduled(self._optimizer):
+        if is_scheduled(self._optimizer):
+            scale = self.learned / _reference(self)
+            group |= {base: group[base] * scale for base in _BASES if base in group}
+        elif self._lends_initial_lr:
             del group["initial_lr"]
         return group
 
