@@ -8,16 +8,19 @@ optimizer's step hooks tell when the weights move.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.optim import Optimizer
 
 from apo.errors import ReplayError
+from apo.isolation import modes_of, with_modes
 from apo.processes import leaves_gradients, through_wrapper
+from apo.records import MetaStep
 from apo.replay import Autocast, Call, Recording, Slot, own_loss, tree_map
 from apo.rules.base import Rule
 from apo.tuner import Tuner
@@ -46,6 +49,8 @@ def criterion(function: Callable[..., Tensor]) -> nn.Module:
         >>> loss_function(torch.zeros(2, 4), torch.tensor([0, 1])).item() > 1
         True
     """
+    if isinstance(function, type):
+        raise TypeError(f"function must be a loss, got the class {function.__name__}: pass an instance of it")
     if not callable(function):
         raise TypeError(f"function must be callable, got {type(function).__name__}")
     return FunctionalLoss(function)
@@ -68,7 +73,10 @@ class _Observed:
     """A loss that was computed, and the weight with which it was back-propagated (None: not at all, so far)."""
 
     recording: Recording
+    modes: list[tuple[nn.Module, bool]] = field(default_factory=list)  # of the modules, at that time
     weight: Tensor | None = None
+    passes: int = 0  # how often it was back-propagated
+    probed: Tensor | None = None  # the weight in `torch.autograd.grad`
     left_gradients: bool = True  # in the parameters, see `leaves_gradients`
 
 
@@ -77,7 +85,12 @@ class Attached(Tuner):
 
     Gradient accumulation, clipping, closures, autocast and loss scaling are seen as they happen. Micro-batches are
     weighted as they were back-propagated; if the total weight exceeds their number, a loss scale not made known
-    through ``scaler=`` is assumed and divided out.
+    through ``scaler=`` is assumed and divided out. What ``torch.autograd.grad`` does to a loss counts only if the
+    iteration has no ``backward()``: it is taken for a look at the gradients, such as their noise.
+
+    Arguments of the network that carry a graph, such as features of an encoder that another optimizer trains, are
+    constants to a meta-step. Put passes that are not for training under ``torch.no_grad()``: the outputs of others are
+    kept until the next step, in case that a loss is made of them.
 
     Example:
         >>> import apo, torch
@@ -101,6 +114,7 @@ class Attached(Tuner):
         self._calls: list[tuple[Call, _Output]] = []
         self._pending: Call | None = None
         self._observed: list[_Observed] = []
+        self._modes: list[tuple[nn.Module, bool]] = []
         function = criterion.function if isinstance(criterion, FunctionalLoss) else criterion
         super().__init__(model, rule, function, **options)
 
@@ -113,7 +127,13 @@ class Attached(Tuner):
         if self._criterion is not None:
             self._hooks.add(self._criterion.register_forward_hook, self._after_loss, **watch)
 
+    def _wants_recording(self) -> bool:
+        # Under torch.func the network runs on stand-ins for tensors, for somebody's own gradients and not for training.
+        stack = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+        return super()._wants_recording() and stack.peek_interpreter_stack() is None
+
     def _before_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        self._mend()
         if not (self._wants_recording() and torch.is_grad_enabled()):
             return
         self.engine.model = through_wrapper(self.model, self.engine.model)
@@ -144,11 +164,14 @@ class Attached(Tuner):
         self._observe(loss, Recording(calls, rest, named, slots, self._autocast()), prediction)
 
     def _observe(self, loss: Tensor, recording: Recording, prediction: Any) -> None:
+        modes = []
         if self.is_meta_step():
+            # The loop may call model.eval() before the step.
+            modes = modes_of(module for part in (self.model, self._criterion) if part for module in part.modules())
             kept = tree_map(Tensor.detach, prediction) if self.fsd_batches.is_same else None
             # A copy: whoever weights the loss in place shall not change it here.
             recording = replace(recording, loss=loss.detach().clone(), prediction=kept)
-        observed = _Observed(recording)
+        observed = _Observed(recording, modes)
         earlier = [other for other in self._observed if other.weight is not None]
         self._observed.append(observed)
         owner = weakref.ref(self)  # the loss may outlive the tuner, or be kept by it
@@ -162,7 +185,13 @@ class Attached(Tuner):
 
     def _note_backward(self, observed: _Observed, earlier: list[_Observed], weight: Tensor) -> None:
         """Receive the weight with which a loss is back-propagated, after some earlier ones."""
-        observed.weight = weight.detach().clone() if self.is_meta_step() else weight
+        weight = weight.detach().clone() if self.is_meta_step() else weight
+        if not _fills_gradients(self._parameters()):
+            observed.probed = weight
+            return
+        again = observed.weight is not None and not (observed.left_gradients and self._gradients_are_clear())
+        observed.weight = observed.weight + weight if again else weight  # type: ignore[operator]
+        observed.passes = observed.passes + 1 if again else 1
         observed.left_gradients = leaves_gradients(self.engine.model)
         if earlier and earlier[-1].left_gradients and self._gradients_are_clear():
             # They were of a step that a GradScaler left out.
@@ -170,27 +199,49 @@ class Attached(Tuner):
 
     def _used_recordings(self) -> list[Recording]:
         """Return the passes that were back-propagated, each with its weight in the total loss."""
-        used = [observed for observed in self._observed if observed.weight is not None]
+        used = self._back_propagated()
         self._forget()
-        weights = [observed.weight for observed in used if observed.weight is not None]
-        for recording in (observed.recording for observed in used):
-            if not recording.slots and self._criterion is not None:
-                raise ReplayError(
-                    "the criterion was called on something that is neither an output of the network nor a reshape of "
-                    "one, so it cannot be evaluated at other weights: let the network return its loss, or use apo.APO"
-                )
-        if not (weights and self.is_meta_step()):
+        if not (used and self.is_meta_step()):
             return [observed.recording for observed in used]
+        self._modes = used[-1].modes
+        weights = [observed.weight for observed in used if observed.weight is not None]
         if all(weight.device.type == "cpu" and not weight.ndim for weight in weights):
             weights = [weight.item() for weight in weights]  # nobody has to wait for these
-        divisor = self._loss_scale(weights)
-        return [replace(o.recording, weight=w / divisor) for o, w in zip(used, weights, strict=True)]
+        divisor = self._loss_scale(weights, sum(observed.passes for observed in used))
+        parameters = list(self._parameters())
+        settled = [observed.recording.settled(parameters) for observed in used]
+        return [replace(recording, weight=w / divisor) for recording, w in zip(settled, weights, strict=True)]
 
-    def _loss_scale(self, weights: Sequence[Tensor | float]) -> Tensor | float:
+    def _back_propagated(self) -> list[_Observed]:
+        """Return the losses that made the gradients: those of ``backward()``, else those of ``torch.autograd.grad``."""
+        used = [observed for observed in self._observed if observed.weight is not None]
+        if not used:
+            probed = [observed for observed in self._observed if observed.probed is not None]
+            used = [replace(observed, weight=observed.probed, passes=1) for observed in probed]
+        if self._criterion is None:
+            return used
+        # A loss without an output of the network may be that of another network with the same criterion.
+        others = [observed.recording for observed in used if not observed.recording.slots]
+        used = [observed for observed in used if observed.recording.slots]
+        if others and (not used or any(other.depends_on(list(self._parameters())) for other in others)):
+            raise ReplayError(
+                "the criterion was called on something that is neither an output of the network nor a reshape of "
+                "one, so it cannot be evaluated at other weights: let the network return its loss, or use apo.APO"
+            )
+        return used
+
+    def _meta_step(self, theta: dict[Tensor, Tensor], recordings: list[Recording]) -> MetaStep | None:
+        with with_modes(self._modes):
+            return super()._meta_step(theta, recordings)
+
+    def _parameters(self) -> Iterator[Tensor]:
+        return (p for group in self.optimizer.param_groups for p in group["params"])
+
+    def _loss_scale(self, weights: Sequence[Tensor | float], passes: int) -> Tensor | float:
         scaler = self.engine.scaler
         if scaler is not None:
             return float(scaler.get_scale()) if scaler.is_enabled() else 1.0
-        limit = 1.01 * len(weights)
+        limit = 1.01 * passes
         total = sum(weight.abs().sum() if isinstance(weight, Tensor) else abs(weight) for weight in weights)
         if isinstance(total, Tensor):
             return torch.where(total > limit, total, 1.0)
@@ -198,7 +249,7 @@ class Attached(Tuner):
 
     def _forget(self) -> None:
         super()._forget()
-        self._calls, self._observed, self._pending = [], [], None
+        self._calls, self._observed, self._modes, self._pending = [], [], [], None
 
     def _autocast(self) -> Autocast:
         return Autocast.capture(self.device.type)
@@ -269,7 +320,18 @@ def _find_slots(args: tuple, kwargs: Mapping[str, Any], outputs: list[_Output]) 
                 break
 
 
+def _fills_gradients(parameters: Iterable[Tensor]) -> bool:
+    """Tell whether the pass that is running ends in the ``.grad`` of a parameter: not so in ``torch.autograd.grad``."""
+    nodes = (get_gradient_edge(p).node for p in parameters if p.requires_grad)
+    try:
+        return any(torch._C._will_engine_execute_node(node) for node in nodes)
+    except RuntimeError:  # the answer about a parameter for which torch.autograd.grad was asked
+        return False
+
+
 def _is_reshape(value: Tensor, leaf: Tensor) -> bool:
+    if value.requires_grad != leaf.requires_grad:
+        return False  # a detached output is a constant, such as the target of a stop-gradient
     same_memory = value.data_ptr() == leaf.data_ptr() and value.numel() == leaf.numel() and value.numel() > 0
     return same_memory and value.is_contiguous() and leaf.is_contiguous() and value.dtype == leaf.dtype
 

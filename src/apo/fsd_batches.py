@@ -19,7 +19,7 @@ import torch
 
 from apo.errors import ApoWarning, MissingBatchError
 from apo.isolation import RandomState
-from apo.replay import Recording
+from apo.replay import Recording, odd_type
 
 __all__ = ["BatchStream", "FSDBatches", "PreviousBatch", "SameBatch", "fsd_batches"]
 
@@ -52,6 +52,8 @@ class FSDBatches(ABC):
 class PreviousBatch(FSDBatches):
     """The training batch of the step before; on the very first step, B itself.
 
+    A checkpoint holds the batch if it is plain data, such as tensors, numbers and strings in tuples, lists and dicts.
+
     Example:
         >>> PreviousBatch().keeps_previous
         True
@@ -61,6 +63,7 @@ class PreviousBatch(FSDBatches):
 
     def __init__(self) -> None:
         self._previous: Recording | None = None
+        self._warned = False
 
     def keep(self, recording: Recording) -> None:
         """Copy the batch, so that a caller may use its memory again."""
@@ -71,8 +74,20 @@ class PreviousBatch(FSDBatches):
         return current.as_inputs() if self._previous is None else self._previous
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the kept batch."""
-        return {"previous": None if self._previous is None else self._previous.state_dict()}
+        """Return the kept batch, unless ``torch.load(weights_only=True)`` would refuse the whole checkpoint for it."""
+        saved = None if self._previous is None else self._previous.state_dict()
+        odd = odd_type(saved)
+        if odd is None:
+            return {"previous": saved}
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"the batch of the step before holds a {odd.__name__}, which is not plain data, so it is not saved: "
+                "resumed right before a meta-step, that meta-step uses its own batch as B'",
+                ApoWarning,
+                stacklevel=2,
+            )
+        return {"previous": None}
 
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
         """Take the kept batch back."""
@@ -100,6 +115,11 @@ class BatchStream(FSDBatches):
 
     An exact resume needs to find the same place again: a source with ``state_dict`` and ``load_state_dict`` is asked
     for it, any other is wound forward, which gives the same batches if it yields them in the same order.
+
+    A batch is ``(inputs, target)``, or the network's inputs alone. Inputs are passed on as :meth:`apo.APO.step` does,
+    however the loop itself calls the network: a mapping as keyword arguments, a tuple or list as positional ones, and
+    anything else as the only argument. For a network that takes a mapping as its one argument, yield
+    ``((mapping,), target)``.
 
     Args:
         source: An iterable of batches, such as a ``DataLoader``.
@@ -139,7 +159,15 @@ class BatchStream(FSDBatches):
         return {"position": self._position}
 
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Find the position in the stream again."""
+        """Find the position in the stream again.
+
+        Raises:
+            ValueError: The state is that of another kind of source.
+        """
+        if not ("position" in state or ("source" in state and _is_stateful(self._source))):
+            raise ValueError(
+                "the checkpoint has no position for this fsd_batch: pass the kind of fsd_batch with which it was saved"
+            )
         if "source" in state:
             self._source.load_state_dict(state["source"])  # type: ignore[attr-defined]
             self._iterator = None
@@ -173,7 +201,7 @@ class BatchStream(FSDBatches):
 
 @contextmanager
 def _own_randomness() -> Iterator[None]:
-    """Give torch's random stream back to training: a DataLoader draws its seeds and its order from it."""
+    """Give the CPU's random streams back to training: a DataLoader draws its seeds and its order from them."""
     random_state = RandomState.capture(())
     try:
         yield

@@ -7,45 +7,62 @@ step would have left it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import random
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from apo.vectors import assign_, copies
 
-__all__ = ["RandomState", "Surface", "undisturbed"]
+__all__ = ["RandomState", "Surface", "modes_of", "undisturbed", "with_modes"]
 
 
 @dataclass(frozen=True)
 class RandomState:
-    """The state of torch's random streams: the CPU's and those of some CUDA devices."""
+    """The state of the random streams: torch's on the CPU and on some CUDA devices, Python's and NumPy's global ones.
+
+    None stands for a stream that is left alone: NumPy's, where nobody has imported it.
+    """
 
     cpu: Tensor
     cuda: dict[int, Tensor]
+    python: tuple | None = None
+    numpy: dict[str, Any] | None = None
 
     @classmethod
     def capture(cls, devices: Iterable[torch.device]) -> RandomState:
         """Read the streams of the CPU and of the CUDA devices among ``devices``."""
         indices = {device.index or 0 for device in devices if device.type == "cuda"}
-        return cls(torch.get_rng_state(), {index: torch.cuda.get_rng_state(index) for index in sorted(indices)})
+        cuda = {index: torch.cuda.get_rng_state(index) for index in sorted(indices)}
+        numpy = _numpy_random()
+        state = None if numpy is None else numpy.get_state(legacy=False)
+        return cls(torch.get_rng_state(), cuda, random.getstate(), state)
 
     def restore(self) -> None:
         """Set the streams back to this state."""
         torch.set_rng_state(self.cpu)
         for index, state in self.cuda.items():
             torch.cuda.set_rng_state(state, index)
+        if self.python is not None:
+            random.setstate(self.python)
+        numpy = _numpy_random()
+        if numpy is not None and self.numpy is not None:
+            numpy.set_state(self.numpy)
 
     def state_dict(self) -> dict[str, object]:
-        """Return plain tensors that ``torch.load(weights_only=True)`` accepts."""
-        return {"cpu": self.cpu, "cuda": dict(self.cuda)}
+        """Return plain data that ``torch.load(weights_only=True)`` accepts."""
+        return {"cpu": self.cpu, "cuda": dict(self.cuda), "python": self.python, "numpy": _without_arrays(self.numpy)}
 
     @classmethod
     def from_state_dict(cls, state: dict) -> RandomState:
         """Read back what :meth:`state_dict` returned."""
-        return cls(state["cpu"].cpu(), {int(index): value.cpu() for index, value in state["cuda"].items()})
+        cuda = {int(index): value.cpu() for index, value in state["cuda"].items()}
+        return cls(state["cpu"].cpu(), cuda, state.get("python"), state.get("numpy"))
 
 
 class Surface:
@@ -121,3 +138,33 @@ def undisturbed(modules: Iterable[nn.Module], parameters: Iterable[Tensor]) -> A
 def _is_expanded(tensor: Tensor) -> bool:
     """Tell whether elements share memory, as ``expand`` makes them: torch lets nobody write into such a tensor."""
     return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def modes_of(modules: Iterable[nn.Module]) -> list[tuple[nn.Module, bool]]:
+    """Note which modules are in training mode, for :func:`with_modes`."""
+    return [(module, module.training) for module in modules]
+
+
+@contextmanager
+def with_modes(modes: Sequence[tuple[nn.Module, bool]]) -> Iterator[None]:
+    """Have modules in the modes of an earlier time, and in those of now on leaving."""
+    changed = [(module, training) for module, training in modes if module.training != training]
+    try:
+        for module, training in changed:
+            module.training = training
+        yield
+    finally:
+        for module, training in changed:
+            module.training = not training
+
+
+def _numpy_random() -> Any:
+    """Return NumPy's module of random numbers, if anybody has imported it."""
+    return sys.modules.get("numpy.random")
+
+
+def _without_arrays(tree: Any) -> Any:
+    """Turn the arrays in a state of NumPy's generator into lists, which it takes back as well."""
+    if isinstance(tree, dict):
+        return {key: _without_arrays(value) for key, value in tree.items()}
+    return tree.tolist() if hasattr(tree, "tolist") else tree

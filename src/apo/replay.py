@@ -8,7 +8,9 @@ random state and the autocast state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import copy
+from collections import OrderedDict, UserDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,8 +20,12 @@ from torch import Tensor, nn
 
 from apo.errors import ReplayError
 from apo.isolation import RandomState
+from apo.processes import is_sharded
 
-__all__ = ["Autocast", "Call", "Recording", "Slot", "as_call", "own_loss", "tree_map"]
+__all__ = ["Autocast", "Call", "Recording", "Slot", "as_call", "odd_type", "own_loss", "tree_map"]
+
+#: What ``torch.load(weights_only=True)`` takes back, beside tensors and containers.
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 
 
 def tree_map(function: Callable[[Tensor], Any], tree: Any) -> Any:
@@ -27,12 +33,47 @@ def tree_map(function: Callable[[Tensor], Any], tree: Any) -> Any:
     if isinstance(tree, Tensor):
         return function(tree)
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(tree_map(function, item) for item in tree))
+        # Not through the constructor: that of a PackedSequence takes other arguments than its fields.
+        return type(tree)._make(tree_map(function, item) for item in tree)  # type: ignore[attr-defined]
     if isinstance(tree, (tuple, list)):
         return type(tree)(tree_map(function, item) for item in tree)
     if isinstance(tree, Mapping):
-        return {key: tree_map(function, value) for key, value in tree.items()}
+        return _mapping_like(tree, {key: tree_map(function, value) for key, value in tree.items()})
     return tree
+
+
+def _mapping_like(pattern: Mapping, items: dict) -> Mapping:
+    """Return a mapping of the pattern's type with other values under its keys; a plain one where that cannot be had."""
+    if type(pattern) is dict or not isinstance(pattern, (dict, UserDict)):
+        return items  # a copy of a mapping of any other kind might share its memory with the pattern
+    try:
+        twin = copy.copy(pattern)
+        for key, value in items.items():
+            twin[key] = value
+            if key in vars(twin):  # where entries are attributes as well
+                vars(twin)[key] = value
+    except Exception:  # a type that cannot be copied, or does not want to be written to
+        return items
+    return twin
+
+
+def odd_type(tree: Any) -> type | None:
+    """Return the type of something that ``torch.load(weights_only=True)`` would refuse, or None if all is plain data.
+
+    Example:
+        >>> odd_type({"a": (1, [torch.zeros(2)])}), odd_type([range(3)])
+        (None, <class 'range'>)
+    """
+    kind = type(tree)
+    if kind in _PLAIN or kind in (Tensor, nn.Parameter):
+        return None
+    if kind in (tuple, list):
+        inside = tree
+    elif kind in (dict, OrderedDict):
+        inside = [*tree.keys(), *tree.values()]
+    else:
+        return kind
+    return next((odd for item in inside if (odd := odd_type(item)) is not None), None)
 
 
 @dataclass(frozen=True)
@@ -90,9 +131,7 @@ class Call:
             )
 
     def _versions(self) -> tuple[int, ...]:
-        versions: list[int] = []
-        tree_map(lambda tensor: versions.append(tensor._version), (self.args, self.kwargs))
-        return tuple(versions)
+        return tuple(tensor._version for tensor in _tensors((self.args, self.kwargs)))
 
 
 @dataclass(frozen=True)
@@ -184,15 +223,63 @@ class Recording:
         for call in self.calls:
             call.check_unchanged()
 
+    def depends_on(self, parameters: Sequence[Tensor]) -> bool:
+        """Tell whether the criterion was given something that was computed from one of these, beside the slots."""
+        return any(_depends_on(tensor, parameters) for tensor in _tensors((self.loss_args, self.loss_kwargs)))
+
+    def settled(self, parameters: Sequence[Tensor]) -> Recording:
+        """Return a copy whose arguments are constants: no pass reaches behind them or leaves a gradient in them.
+
+        Args:
+            parameters: Those of the optimizer, which stay what they are where they are arguments of the criterion.
+
+        Raises:
+            ReplayError: An argument was computed from such parameters, so that it would change with them.
+        """
+        calls = [(call.args, call.kwargs) for call in self.calls]
+        everything = (calls, self.loss_args, self.loss_kwargs)
+        if not any(tensor.requires_grad for tensor in _tensors(everything)):
+            return self
+        self._check_arguments(parameters)
+        moved, constants = {id(p) for p in parameters}, {}
+
+        def constant(tensor: Tensor) -> Tensor:
+            if not tensor.requires_grad or id(tensor) in moved:
+                return tensor
+            return constants.setdefault(id(tensor), tensor.detach().requires_grad_())
+
+        calls, loss_args, loss_kwargs = tree_map(constant, everything)
+        pairs = zip(self.calls, calls, strict=True)
+        own = tuple(replace(call, args=args, kwargs=kwargs) for call, (args, kwargs) in pairs)
+        return replace(self, calls=own, loss_args=loss_args, loss_kwargs=loss_kwargs)
+
+    def _check_arguments(self, parameters: Sequence[Tensor]) -> None:
+        for call in self.calls:
+            for name, value in _named(call.args, call.kwargs):
+                if any(_depends_on(tensor, parameters) for tensor in _tensors(value)):
+                    raise ReplayError(
+                        f"argument {name} of the network is a parameter of the optimizer or was computed from one, and "
+                        "running the network again does not repeat that: give apo a module that does both in its "
+                        "forward, or detach() the argument"
+                    )
+        for name, value in _named(self.loss_args or (), self.loss_kwargs):
+            computed = (tensor for tensor in _tensors(value) if tensor.grad_fn is not None)
+            if any(_depends_on(tensor, parameters) for tensor in computed):
+                raise ReplayError(
+                    f"argument {name} of the criterion was computed from the network other than by reshaping one of "
+                    "its outputs, so it cannot be evaluated at other weights: let the network return it as it is, or "
+                    "detach() it"
+                )
+
     def as_inputs(self) -> Recording:
         """Return a copy that owns its tensors, without random state and training loss: a batch for the FSD term."""
-        own = lambda tree: tree_map(lambda tensor: tensor.detach().clone(), tree)  # noqa: E731
+        own = lambda tree: tree_map(lambda t: t.detach().clone().requires_grad_(t.requires_grad), tree)  # noqa: E731
         calls = tuple(Call(own(call.args), own(call.kwargs)) for call in self.calls)
         loss_args = None if self.loss_args is None else own(self.loss_args)
         return Recording(calls, loss_args, own(self.loss_kwargs), self.slots, self.autocast)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain data that ``torch.load(weights_only=True)`` accepts."""
+        """Return what ``torch.load(weights_only=True)`` accepts if the arguments are plain, see :func:`odd_type`."""
         return {
             "calls": [(call.args, call.kwargs) for call in self.calls],
             "loss_args": self.loss_args,
@@ -204,7 +291,7 @@ class Recording:
     @classmethod
     def from_state_dict(cls, state: dict[str, Any], device: torch.device) -> Recording:
         """Read back what :meth:`state_dict` returned, with its tensors on ``device``."""
-        state = tree_map(lambda tensor: tensor.to(device), state)
+        state = tree_map(lambda tensor: tensor.detach().to(device).requires_grad_(tensor.requires_grad), state)
         return cls(
             calls=tuple(Call(tuple(args), kwargs) for args, kwargs in state["calls"]),
             loss_args=None if state["loss_args"] is None else tuple(state["loss_args"]),
@@ -218,6 +305,38 @@ def _call(model: nn.Module, call: Call) -> Any:
     if call.random_state is not None:
         call.random_state.restore()
     return model(*call.args, **call.kwargs)
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    tree_map(found.append, tree)
+    return found
+
+
+def _named(args: tuple, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Give every argument a name for people, who count from one."""
+    yield from ((str(index), value) for index, value in enumerate(args, start=1))
+    yield from ((repr(name), value) for name, value in kwargs.items())
+
+
+def _depends_on(tensor: Tensor, parameters: Sequence[Tensor]) -> bool:
+    """Tell whether a tensor is one of some parameters or was computed from one; yes, where that cannot be seen."""
+    if tensor.grad_fn is None:
+        return any(tensor is parameter for parameter in parameters)
+    if any(is_sharded(parameter) for parameter in parameters):
+        return True  # a graph leads to the weights that were put together from the shards
+    sought = {id(parameter) for parameter in parameters}
+    waiting: list[Any] = [tensor.grad_fn]
+    seen = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if id(getattr(node, "variable", None)) in sought or node.name() == "CheckpointFunctionBackward":
+            return True  # such a checkpoint has no graph of what is inside it
+        waiting.extend(following for following, _ in node.next_functions)
+    return False
 
 
 def as_call(inputs: Any, random_state: RandomState | None = None) -> Call:
