@@ -30,7 +30,8 @@ _CHUNK = 2**26
 class EKFAC(CurvatureOptimizer):
     r"""EKFAC: the gradient V becomes :math:`U_G \big[(U_G^\top V U_A) / (S + \gamma)\big] U_A^\top`.
 
-    A new basis starts with KFAC's :math:`S = \lambda_G \lambda_A^\top` and then follows the second moments.
+    S is KFAC's :math:`\lambda_G \lambda_A^\top` until an observation finds a basis; then it is a running mean of the
+    second moments, which turns with the basis.
 
     Args: see :class:`CurvatureOptimizer`.
 
@@ -58,21 +59,23 @@ class EKFAC(CurvatureOptimizer):
         omega, gamma = kronecker_factors(a, g, cases)
         self._average(block, "omega", omega)
         self._average(block, "gamma", gamma)
-        if "moments" in block:
+        if "basis_in" in block:
             self._average(block, "moments", second_moments(a @ block["basis_in"], g @ block["basis_out"], cases))
 
     def _refresh(self, block: dict[str, Tensor], layer: FactoredLayer) -> None:
         inward, outward = _eigenbasis(block["omega"]), _eigenbasis(block["gamma"])
         if inward is None or outward is None:
             return  # the old basis is better than none
-        (block["basis_in"], values_in), (block["basis_out"], values_out) = inward, outward
-        block["moments"] = torch.outer(values_out, values_in)
+        if "moments" in block:  # a fresh start would forget most of what was observed: few observations share a basis
+            block["moments"] = _turned(block, inward[0], outward[0])
+        (block["basis_in"], block["values_in"]), (block["basis_out"], block["values_out"]) = inward, outward
 
     def _precondition(self, block: dict[str, Tensor], gradient: Tensor) -> Tensor:
-        if "moments" not in block:
+        if "basis_in" not in block:
             return gradient
         inward, outward = block["basis_in"], block["basis_out"]
-        scaled = (outward.T @ gradient @ inward) / (block["moments"] + self.param_groups[0]["damping"])
+        moments = block["moments"] if "moments" in block else torch.outer(block["values_out"], block["values_in"])
+        scaled = (outward.T @ gradient @ inward) / (moments + self.param_groups[0]["damping"])
         return outward @ scaled @ inward.T
 
 
@@ -93,6 +96,12 @@ def second_moments(a: Tensor, g: Tensor, cases: Tensor | float) -> Tensor:
     size = max(1, _CHUNK // (a.shape[-1] * g.shape[-1]))
     parts = zip(g.split(size), a.split(size), strict=True)
     return torch.stack([(g_n.transpose(1, 2) @ a_n).square().sum(0) for g_n, a_n in parts]).sum(0) / cases
+
+
+def _turned(block: dict[str, Tensor], basis_in: Tensor, basis_out: Tensor) -> Tensor:
+    """Return the diagonal, in a new basis, of the curvature that has the block's moments as its diagonal in the old."""
+    shares_in, shares_out = (basis_in.T @ block["basis_in"]).square(), (basis_out.T @ block["basis_out"]).square()
+    return shares_out @ block["moments"] @ shares_in.T
 
 
 def _eigenbasis(factor: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -68,6 +68,8 @@ class KFAC(CurvatureOptimizer):
             block[name] = _inverse(factor, damping, block.get(name))
 
     def _precondition(self, block: dict[str, Tensor], gradient: Tensor) -> Tensor:
+        if "gamma_inverse" not in block:  # a layer that was used for the first time since the last inversion
+            return gradient
         return block["gamma_inverse"] @ gradient @ block["omega_inverse"]
 
 

@@ -44,8 +44,8 @@ def load(name: str, data_dir: str | Path | None = None, seed: int = 0) -> Parall
     """Load an official parallel corpus.
 
     Args:
-        name: ``"multi30k"`` or ``"iwslt14"``, with their own splits, or ``"tatoeba"``, which has none: one English
-            sentence in fifty goes to validation, one to test, with all its translations.
+        name: ``"multi30k"`` or ``"iwslt14"``, with their own splits, or ``"tatoeba"``, which has none: one sentence in
+            fifty goes to validation, one to test, with all its translations and theirs, in both directions.
         data_dir: Where the files lie; None as in :func:`apo_experiments.data.locate.directory`.
         seed: Decides Tatoeba's split and order.
 
@@ -126,22 +126,31 @@ def _load_pair(name: str, folder: Path, part: str) -> list[Pair]:
 
 
 def _load_tatoeba(name: str, path: Path, seed: int) -> ParallelText:
-    translations: dict[str, list[str]] = {}
+    pairs: list[Pair] = []
     for number, line in enumerate(_lines(name, path), 1):
         fields = line.split("\t")  # english, german and, in newer editions, whom to thank
         if len(fields) < 2:
             raise damaged(name, path, f"is corrupted (line {number:,} has no tab)")
-        translations.setdefault(fields[0].strip(), []).append(fields[1].strip())
-    english = sorted(translations)
+        pairs.append((fields[1].strip(), fields[0].strip()))
+    groups = _sharing_sentences(sorted(pairs))
     draw = random.Random(seed)
-    draw.shuffle(english)
-    # An English sentence has several translations: all of them go where it goes.
-    held = max(1, len(english) // 50)
-    groups = english[2 * held :], english[:held], english[held : 2 * held]
-    return ParallelText(name, *(_pairs(group, translations, draw) for group in groups))
+    draw.shuffle(groups)
+    held = max(1, len(groups) // 50)
+    splits = groups[2 * held :], groups[:held], groups[held : 2 * held]
+    return ParallelText(name, *(_shuffled(split, draw) for split in splits))
 
 
-def _pairs(english: Sequence[str], translations: dict[str, list[str]], draw: random.Random) -> list[Pair]:
-    pairs = [(german, sentence) for sentence in english for german in translations[sentence]]
+def _sharing_sentences(pairs: Sequence[Pair]) -> list[list[Pair]]:
+    """Put pairs together that share a sentence in either language, directly or through other pairs."""
+    group_of: dict[tuple[int, str], list[Pair]] = {}  # by language and sentence
+    for pair in pairs:
+        german, english = (group_of.get(side, []) for side in enumerate(pair))
+        group = [*german, *(english if english is not german else ()), pair]
+        group_of.update((side, group) for member in group for side in enumerate(member))
+    return list({id(group): group for group in group_of.values()}.values())
+
+
+def _shuffled(groups: Sequence[Sequence[Pair]], draw: random.Random) -> list[Pair]:
+    pairs = [pair for group in groups for pair in group]
     draw.shuffle(pairs)
     return pairs

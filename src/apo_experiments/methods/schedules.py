@@ -19,6 +19,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from apo_experiments.errors import UserError
 from apo_experiments.methods.hyper import choose
 from apo_experiments.problem import Budget
 
@@ -36,7 +37,7 @@ def schedule_factor(hyper: Mapping[str, Any], budget: Budget) -> Callable[[int],
         budget: How long the run is.
 
     Raises:
-        UserError: The schedule is unknown.
+        UserError: The schedule is unknown, or a milestone is no fraction.
 
     Example:
         >>> hyper = {"schedule": "step", "decay": 0.2, "milestones": (0.5,), "schedule_warmup": 0}
@@ -47,6 +48,11 @@ def schedule_factor(hyper: Mapping[str, Any], budget: Budget) -> Callable[[int],
     name = choose("schedule", hyper["schedule"], SCHEDULES)
     total, rise = max(1, budget.steps), int(hyper["schedule_warmup"])
     decay, milestones = float(hyper["decay"]), tuple(hyper["milestones"])
+    if not all(0 <= milestone <= 1 for milestone in milestones):
+        raise UserError(
+            f"milestones was {','.join(map(str, milestones))}: they are fractions of the run, "
+            "so give numbers from 0 to 1 such as 0.3,0.6,0.8."
+        )
 
     def factor(step: int) -> float:
         if name == "fixed":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from apo_experiments.errors import UserError
@@ -13,6 +15,9 @@ from apo_experiments.recipe import Entry, Recipe, Scale
 from apo_experiments.runs import RunConfig
 
 __all__ = ["plan"]
+
+#: Precisions in which the network itself is in 16 bits, which is the task's business.
+_CAST_BY_THE_TASK = ("bf16", "fp16")
 
 
 def plan(
@@ -52,6 +57,7 @@ def plan(
         raise UserError(f"{recipe.name} has no scale {scale!r}: choose one of {', '.join(recipe.scales)}.")
     size, entries, changes = recipe.scales[scale], _chosen(recipe, labels), dict(overrides or {})
     _check_keys(recipe, entries, changes)
+    _check_finite(changes)
     epochs = _epochs(changes.pop("epochs", size.epochs))
     numbers = range(size.seeds if seeds is None else seeds) if seeds is None or isinstance(seeds, int) else seeds
     runs = []
@@ -60,6 +66,11 @@ def plan(
         hyper = _hyper(recipe, size, entry, changes)
         if "precision" in options and "precision" in hyper:
             hyper["precision"] = options["precision"]
+        elif hyper.get("precision") in _CAST_BY_THE_TASK:
+            raise UserError(
+                f"{recipe.name} cannot cast its network to {hyper['precision']}: leave precision at float32 or take "
+                "bf16-autocast."
+            )
         for seed in numbers:
             runs.append(RunConfig(recipe.name, entry.label, entry.method, scale, seed, epochs, hyper, options))
     return runs
@@ -92,6 +103,15 @@ def _check_keys(recipe: Recipe, entries: Sequence[Entry], changes: Mapping[str, 
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise UserError(f"{recipe.name} has no setting {key!r}: {hint}It has {', '.join(sorted(known))}.")
+
+
+def _check_finite(changes: Mapping[str, Any]) -> None:
+    """Refuse infinity and NaN, which no setting takes and few check."""
+    for key, value in changes.items():
+        for part in value.split(",") if isinstance(value, str) else [value]:
+            with suppress(TypeError, ValueError):  # no number
+                if not math.isfinite(float(part)):
+                    raise UserError(f"{key} was {value!r}: numbers must be finite.")
 
 
 def _options(recipe: Recipe, size: Scale, entry: Entry, changes: Mapping[str, Any]) -> dict[str, Any]:

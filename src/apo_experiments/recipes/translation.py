@@ -24,7 +24,8 @@ from apo_experiments.tasks.translation import DEFAULTS, translation
 __all__ = ["RECIPES"]
 
 _ENTRIES = (
-    Entry("SGDm", "sgdm", {"lr": 0.3, "weight_decay": 1e-4}, grid=grids.SGDM_TRANSLATION),
+    # The warm-up is for the inverse-sqrt points of its grid: a fixed rate takes none.
+    Entry("SGDm", "sgdm", {"lr": 0.3, "weight_decay": 1e-4, "schedule_warmup": 4000}, grid=grids.SGDM_TRANSLATION),
     Entry(
         "AdamW",
         "adamw",
@@ -80,7 +81,11 @@ _CPU = {
     "beam": 1,
     "bleu_sentences": 200,
 }
-_CPU_HYPER = {"AdamW": {"lr": 2e-3, "schedule_warmup": 200}, "APO-Precond": {"meta_lr": 1e-3, "warmup_lr": 1e-3}}
+_CPU_HYPER = {
+    "SGDm": {"schedule_warmup": 200},
+    "AdamW": {"lr": 2e-3, "schedule_warmup": 200},
+    "APO-Precond": {"meta_lr": 1e-3, "warmup_lr": 1e-3},
+}
 
 
 def _recipe(name: str, corpus: str, title: str, entries: tuple[Entry, ...], epochs: int, minutes: float) -> Recipe:

@@ -8,6 +8,7 @@ from tests.experiments.baselines.problems import convolutional, empirical_score,
 from torch import nn
 
 from apo_experiments.baselines import EKFAC, KFAC
+from apo_experiments.methods import METHODS
 
 
 def observed(optimizer_class, network, inputs, target, times: int = 1, **options):
@@ -165,3 +166,44 @@ def test_masked_tokens_do_not_count():
     kept = score[mask]
     gamma = optimizer._blocks[0]["gamma"] * 12  # R counts all rows, M the 8 that are kept
     torch.testing.assert_close(gamma, kept.T @ kept)
+
+
+def fed_with_batches(steps: int) -> tuple[EKFAC, nn.Module, tuple[torch.Tensor, torch.Tensor]]:
+    """EKFAC with the method's intervals on a network that stands still, and all its data."""
+    torch.manual_seed(0)
+    network, _, _ = convolutional()
+    inputs = torch.randn(600, 2, 8, 8, dtype=torch.float64) * 3 * torch.rand(600, 1, 1, 1, dtype=torch.float64)
+    target = torch.randint(3, (600,))
+    defaults = METHODS["ekfac"].defaults
+    options = {name: defaults[name] for name in ("ema", "statistics_interval", "inverse_interval")}
+    optimizer = EKFAC(network, **options)
+    for _ in range(steps):
+        if optimizer.wants_statistics:
+            batch = torch.randint(600, (64,))
+            output = network(inputs[batch])
+            optimizer.observe_gradient(output, empirical_score(output, target[batch]), 64)
+        optimizer.step()  # without gradients
+    return optimizer, network, (inputs, target)
+
+
+@pytest.mark.parametrize(
+    "steps", [81, 86, 100]
+)  # at once after a new basis, after one more observation, before the next
+def test_with_the_methods_defaults_ekfac_uses_the_moments_and_not_kfacs_products(steps):
+    optimizer, network, (inputs, target) = fed_with_batches(steps)
+    block = block_of(optimizer, "0")
+    rotated = block["basis_out"].T @ example_gradients(network, inputs, target, "0") @ block["basis_in"]
+    moments = rotated.square().mean(0)
+    products = torch.outer(block["values_out"], block["values_in"])
+    assert torch.dist(block["moments"], moments) < 0.3 * torch.dist(products, moments)
+
+
+def test_ekfac_turns_its_moments_with_the_basis():
+    optimizer, _, _ = fed_with_batches(80)
+    block, old = optimizer._blocks[0], dict(optimizer._blocks[0])
+    optimizer._refresh(block, optimizer.layers[0])
+    assert not torch.equal(block["basis_in"], old["basis_in"])
+    curvature = torch.kron(old["basis_out"], old["basis_in"])
+    curvature = curvature @ torch.diag(old["moments"].flatten()) @ curvature.T
+    basis = torch.kron(block["basis_out"], block["basis_in"])
+    torch.testing.assert_close(block["moments"].flatten(), (basis.T @ curvature @ basis).diagonal())

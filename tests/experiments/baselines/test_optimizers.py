@@ -178,3 +178,19 @@ def test_state_of_another_network_is_refused():
     state = KFAC(nn.Linear(2, 2)).state_dict()
     with pytest.raises(ValueError, match="does not belong"):
         KFAC(nn.Sequential(nn.Linear(2, 2))).load_state_dict(state)
+
+
+@BOTH
+def test_a_layer_that_is_used_for_the_first_time_later_on_takes_part(optimizer_class):
+    torch.manual_seed(0)
+    network = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 3)])
+    optimizer = optimizer_class(network, lr=0.01, statistics_interval=1, inverse_interval=10)
+    inputs, target = torch.randn(8, 4), torch.randint(3, (8,))
+    for step in range(4):
+        before = network[0].weight.detach().clone()
+        optimizer.zero_grad()
+        output = network[1](network[0](inputs) if step else inputs)
+        optimizer.observe(output)
+        functional.cross_entropy(output, target).backward()
+        optimizer.step()
+        assert torch.equal(before, network[0].weight) == (step == 0)

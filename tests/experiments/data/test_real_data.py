@@ -53,8 +53,10 @@ def test_multi30k_has_its_published_counts() -> None:
     assert [len(split) for split in (loaded.train, loaded.valid, loaded.test)] == [29_000, 1_014, 1_000]
 
 
-def test_tatoeba_is_complete_and_split_by_the_english_side() -> None:
+def test_tatoeba_is_complete_and_no_sentence_is_in_two_splits() -> None:
     present("tatoeba")
     loaded = text.load("tatoeba")
     assert len(loaded.train) + len(loaded.valid) + len(loaded.test) >= 169_813
-    assert not {target for _, target in loaded.train} & {target for _, target in loaded.valid + loaded.test}
+    for side in (0, 1):
+        train, valid, test = ({pair[side] for pair in split} for split in (loaded.train, loaded.valid, loaded.test))
+        assert not train & (valid | test) and not valid & test

@@ -55,6 +55,17 @@ def test_tatoeba_puts_no_english_sentence_into_two_splits(tmp_path, columns) -> 
     assert pairs == {(f"Deutsch {i} {j}.", f"English {i}.") for i in range(300) for j in range(1 + i % 3)}
 
 
+def test_tatoeba_puts_no_german_sentence_into_two_splits_either(tmp_path: Path) -> None:
+    # In each story the middle sentence shares one translation with the first and one with the last.
+    shared = [("first", "Anfang"), ("last", "Ende"), ("middle", "Anfang"), ("middle", "Ende")]
+    lines = [f"{story} {english}\t{story} {german}\n" for english, german in shared for story in range(100)]
+    write(tmp_path / "de-en/deu.txt", "".join(lines).encode())
+    loaded = text.load("tatoeba", tmp_path)
+    assert [len(split) for split in (loaded.train, loaded.valid, loaded.test)] == [4 * 96, 4 * 2, 4 * 2]
+    stories = [{german.split()[0] for german, _ in split} for split in (loaded.train, loaded.valid, loaded.test)]
+    assert [len(split) for split in stories] == [96, 2, 2] and len(set.union(*stories)) == 100
+
+
 def test_tatoeba_is_shuffled_by_the_seed(tmp_path: Path) -> None:
     tatoeba(tmp_path)
     first = text.load("tatoeba", tmp_path, seed=0)

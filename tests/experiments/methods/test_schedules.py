@@ -43,6 +43,12 @@ def test_unknown_schedule_is_named():
         factor(schedule="exponential")
 
 
+@pytest.mark.parametrize("milestones", [(60.0, 120.0, 160.0), (0.5, -0.1), (float("nan"),)])
+def test_milestones_that_are_no_fractions_are_refused(milestones):
+    with pytest.raises(UserError, match=r"milestones was .*: they are fractions of the run"):
+        factor(schedule="step", milestones=milestones)
+
+
 def test_plain_rate_follows_the_schedule():
     task = classification()
     stepper = build("sgdm", task, {"lr": 0.1, "schedule": "step", "milestones": (0.5,), "decay": 0.1})

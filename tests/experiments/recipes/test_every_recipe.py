@@ -9,6 +9,8 @@ from apo_experiments.data.registry import DATASETS
 from apo_experiments.errors import UserError
 from apo_experiments.figures import FIGURES
 from apo_experiments.methods import METHODS, complete
+from apo_experiments.methods.schedules import schedule_factor
+from apo_experiments.problem import Budget
 from apo_experiments.recipe import SCALES
 from apo_experiments.recipes import RECIPES, plan
 from apo_experiments.train import train
@@ -93,6 +95,23 @@ def test_smoke_runs_need_no_data():
     for recipe in RECIPES.values():
         for run in plan(recipe, "smoke", seeds=1):
             assert run.options.get("data", "generated") == "generated"
+
+
+def test_digits_are_neither_mirrored_nor_cropped():
+    assert {name: RECIPES[name].defaults["augment"] for name in NAMES if "svhn" in RECIPES[name].data} == {
+        "svhn-resnet18": False,
+        "svhn-wrn-rate": False,
+    }
+
+
+@pytest.mark.parametrize("name", ["translation", "translation-iwslt14"])
+@pytest.mark.parametrize("scale", SCALES)
+def test_the_inverse_square_root_schedule_rises_alike_for_sgdm_and_adamw(name, scale):
+    runs = plan(RECIPES[name], scale, ["sgdm", "adamw"], seeds=1, overrides={"schedule": "inverse-sqrt"})
+    sgdm, adamw = (schedule_factor(run.hyper, Budget(10_000, 100)) for run in runs)
+    assert [sgdm(step) for step in (0, 150, 3999, 8000)] == [adamw(step) for step in (0, 150, 3999, 8000)]
+    fixed = plan(RECIPES[name], scale, ["sgdm"], seeds=1)[0].hyper
+    assert fixed["schedule"] == "fixed" and schedule_factor(fixed, Budget(10_000, 100))(0) == 1
 
 
 @pytest.mark.parametrize(

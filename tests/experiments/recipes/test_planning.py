@@ -1,7 +1,9 @@
 """What overrules what when a recipe becomes runs."""
 
+import pytest
 import torch
 
+from apo_experiments.errors import UserError
 from apo_experiments.recipe import Entry, Recipe, Scale
 from apo_experiments.recipes import RECIPES, plan
 
@@ -57,6 +59,22 @@ def test_task_and_method_agree_on_the_precision():
         assert run.options["precision"] == run.hyper["precision"] == "bf16-autocast"
     for run in plan(RECIPES["low-precision-lenet"], "paper"):
         assert run.options["precision"] == run.hyper["precision"] == "bf16"
+
+
+def test_a_network_in_16_bits_is_refused_where_the_task_cannot_cast_it():
+    uncast = recipe(defaults={"batch_size": 128, "rows": None})
+    for precision in ("bf16", "fp16"):
+        with pytest.raises(UserError, match=f"tiny cannot cast its network to {precision}: .* bf16-autocast"):
+            plan(uncast, "smoke", overrides={"precision": precision})
+    assert plan(uncast, "smoke", overrides={"precision": "bf16-autocast"})[0].hyper["precision"] == "bf16-autocast"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("lr", "nan"), ("lr", float("inf")), ("batch_size", "1e999"), ("milestones", "0.5,-inf")]
+)
+def test_numbers_that_are_not_finite_are_refused(key, value):
+    with pytest.raises(UserError, match=f"{key} was .*: numbers must be finite"):
+        plan(recipe(), "smoke", overrides={key: value})
 
 
 def test_the_same_plan_is_the_same_run_and_another_setting_another():
