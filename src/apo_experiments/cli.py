@@ -12,6 +12,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from apo_experiments.commands import data, list_recipes, plot, publish, report, run, sweep
@@ -51,6 +52,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     parsed = _parser().parse_args(words)
     try:
+        return _execute(parsed, words)
+    finally:
+        _drop_what_nobody_reads()
+
+
+def _execute(parsed: argparse.Namespace, words: Sequence[str]) -> int:
+    try:
         return parsed.execute(parsed)
     except UserError as error:
         _complain(str(error), parsed.debug)
@@ -58,12 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         time_is_up = isinstance(error, TimeIsUp)
         again = f" Continue with: {shlex.join(['apo', *words])}" if parsed.resumable else ""
-        print(f"apo: {'the time limit has passed' if time_is_up else 'interrupted'}.{again}", file=sys.stderr)
+        _say(f"{'the time limit has passed' if time_is_up else 'interrupted'}.{again}")
         return 3 if time_is_up else 130
     except BrokenPipeError:
-        # Whoever read our output, such as `head`, has had enough. Python would complain once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        # Whoever read our output, such as `head`, has had enough, which is no fault where there is nothing but output.
+        return int(parsed.resumable)
     except Exception as error:
         hint = "" if parsed.debug else " (run with --debug for the traceback)"
         _complain(f"{type(error).__name__}: {error}{hint}", parsed.debug)
@@ -104,9 +111,24 @@ class _Version(argparse.Action):
 
 
 def _complain(sentence: str, debug: bool) -> None:
-    if debug:
-        traceback.print_exc()
-    print(f"apo: {sentence}", file=sys.stderr)
+    with suppress(OSError):
+        if debug:
+            traceback.print_exc()
+    _say(sentence)
+
+
+def _say(sentence: str) -> None:
+    with suppress(OSError):  # the exit code tells, too
+        print(f"apo: {sentence}", file=sys.stderr)
+
+
+def _drop_what_nobody_reads() -> None:
+    """Let Python, which flushes at exit once more, not complain of a pipe that was closed, nor change the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 if __name__ == "__main__":

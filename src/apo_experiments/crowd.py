@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, TextIO, final
 
 from apo_experiments.listeners import Listener
@@ -46,7 +47,8 @@ class CrowdProgress:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.stream.flush()
+        with suppress(OSError):
+            self.stream.flush()
 
     def listener(self, config: RunConfig) -> Listener:
         """Return who tells of a run that is about to begin."""
@@ -56,7 +58,8 @@ class CrowdProgress:
 
     def message(self, text: str) -> None:
         """Print something about all runs."""
-        print(text, file=self.stream, flush=True)
+        with suppress(OSError):  # the runs go on if nobody reads
+            print(text, file=self.stream, flush=True)
 
 
 @final

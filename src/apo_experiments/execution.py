@@ -103,6 +103,6 @@ def outcome(assignment: Assignment, config: RunConfig, listener: Listener) -> Re
     try:
         return assignment.train(config, listener)
     except UserError as error:
-        return Failure(str(error), mendable=True)
+        return Failure(str(error), traceback.format_exc(), mendable=True)
     except Exception as error:
         return Failure(f"{type(error).__name__}: {error}", traceback.format_exc())

@@ -46,7 +46,8 @@ def explained(path: Path) -> Iterator[None]:
 def write_atomically(path: Path, content: bytes | memoryview) -> None:
     """Replace the content of ``path`` in one stroke that survives a power cut.
 
-    The content goes to a temporary file beside it, to the disk, and only then takes the name.
+    The content goes to a temporary file beside it, to the disk, and only then takes the name. A link stays one, and its
+    target is replaced. What is no regular file, such as a pipe, is written as it is.
 
     Args:
         path: The file; folders above it are made.
@@ -62,17 +63,11 @@ def write_atomically(path: Path, content: bytes | memoryview) -> None:
         ...     (Path(folder) / "run" / "note.txt").read_text()
         'done'
     """
-    temporary = _temporary(path)
     with explained(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            _write_all(temporary, content, os.O_TRUNC)
-            os.replace(temporary, path)
-        except BaseException:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
-        flush_to_disk(path.parent)
+        if path.exists() and not path.is_file():
+            _write_all(path, content, 0, flush=False)
+        else:
+            _replace(Path(os.path.realpath(path)) if path.is_symlink() else path, content)
 
 
 def append(path: Path, content: bytes) -> None:
@@ -134,6 +129,19 @@ def flush_to_disk(path: Path) -> None:
             raise
     finally:
         os.close(handle)
+
+
+def _replace(path: Path, content: bytes | memoryview) -> None:
+    temporary = _temporary(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        _write_all(temporary, content, os.O_TRUNC)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    flush_to_disk(path.parent)
 
 
 def _temporary(path: Path) -> Path:

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Protocol, TextIO, final
 
 from apo_experiments.listeners import Listener
@@ -129,7 +129,8 @@ class PlainProgress:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.stream.flush()
+        with suppress(OSError):
+            self.stream.flush()
 
     def started(self, config: RunConfig, budget: Budget) -> None:
         """Say so."""
@@ -162,7 +163,8 @@ class PlainProgress:
         self._print(text)
 
     def _print(self, line: str) -> None:
-        print(line, file=self.stream, flush=True)
+        with suppress(OSError):  # training goes on if nobody reads
+            print(line, file=self.stream, flush=True)
 
 
 @final
@@ -246,7 +248,7 @@ class _Titles:
         return self.now
 
     def end(self, record: Record) -> str:
-        took = f"in {duration((record.summary or {}).get('seconds', 0.0))}"
+        took = f"in {duration((record.summary or {}).get('seconds') or 0.0)}"
         if self._running != record.config.identity():
             self.begin(record.config)
             # The processes of a sweep tell of their runs only when they end.

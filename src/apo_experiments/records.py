@@ -1,7 +1,8 @@
 """The record of a run: ``record.jsonl``, one JSON object a line.
 
 - ``{"kind": "header", "config": {...}, "command": [...], "commit": ..., "versions": {...}, "hardware": {...},
-  "started": ...}`` comes first, with ``"chosen_by": {...}`` where validation runs chose the hyperparameters;
+  "started": ...}`` comes first, with ``"chosen_by": {...}`` where validation runs chose the hyperparameters, and
+  ``"run"`` or ``"sweep"`` where such a command found the run finished (see :mod:`~apo_experiments.roles`);
 - ``{"kind": "row", "step": ..., "epoch": ..., "train_loss": ..., "rate": ..., <metrics>, "seconds": ...}`` after every
   epoch: the mean loss of its steps, then the learning rate and the metrics at its end, and the seconds of training so
   far (evaluation left out);
@@ -149,7 +150,7 @@ def read(path: Path) -> Record:
     except (IndexError, KeyError, TypeError):
         raise UserError(f"{path} is missing or damaged: give the command of its run again.") from None
     rows = [line for line in lines if line["kind"] == "row"]
-    summaries = [line for line in lines if line["kind"] == "summary"]
+    summaries = [line for line in lines if line["kind"] == "summary" and isinstance(line.get("metrics", {}), dict)]
     return Record(config, lines[0], rows, summaries[-1] if summaries else None)
 
 

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record
+from apo_experiments.roles import chosen_by, is_swept
 from apo_experiments.runs import RunConfig
 
-__all__ = ["Result", "current", "figure_text", "findings", "leader", "result", "summarise", "value", "variant"]
+__all__ = [
+    "Result",
+    "current",
+    "figure_text",
+    "findings",
+    "leader",
+    "result",
+    "set_words",
+    "summarise",
+    "value",
+    "variant",
+]
 
 
 @dataclass(frozen=True)
@@ -73,7 +85,7 @@ def value(record: Record, metric: str) -> float | None:
         >>> value(Record(config, {}, [], {"metrics": {"loss": 0.5}}), "loss")
         0.5
     """
-    found = (record.summary or {}).get("metrics", {}).get(metric)
+    found = ((record.summary or {}).get("metrics") or {}).get(metric)
     return float(found) if found is not None and math.isfinite(found) else None
 
 
@@ -90,7 +102,7 @@ def current(recipe: Recipe, scale: str, records: Iterable[Record]) -> list[Recor
         records: All records; those of other recipes and scales are left out.
     """
     from apo_experiments.recipes import plan
-    from apo_experiments.swept import best_of_grid, is_swept
+    from apo_experiments.swept import best_of_grid
 
     planned = {variant(config) for config in plan(recipe, scale)}
     order = {entry.label: position for position, entry in enumerate(recipe.entries)}
@@ -104,7 +116,7 @@ def current(recipe: Recipe, scale: str, records: Iterable[Record]) -> list[Recor
         if not by_hand:
             chosen += best_of_grid(recipe, group)
             continue
-        tuned = [record for record in group if record.header.get("chosen_by")]
+        tuned = [record for record in group if chosen_by(record)]
         wanted = set() if tuned else planned & {variant(record.config) for record in group}
         if not wanted:
             wanted = {variant(max(tuned or by_hand, key=_start).config)}
@@ -164,7 +176,7 @@ def leader(recipe: Recipe, results: Iterable[Result], paper: bool = False) -> Re
         'APO'
     """
     ranked = [(figure, result) for result in results if (figure := result.paper if paper else result.mean) is not None]
-    if not ranked or recipe.compute is not None:  # exact updates with several weights do not compete
+    if recipe.compute is not None or len(ranked) < (1 if paper else 2):  # exact updates do not compete
         return None
     best = (min if recipe.goal == "min" else max)(figure for figure, _ in ranked)
     first = [result for figure, result in ranked if figure == best]
@@ -183,12 +195,13 @@ def findings(recipe: Recipe, scale: str, results: Sequence[Result]) -> list[str]
         ['In front here: several alike.']
     """
     sentences = []
-    first, paper_first = leader(recipe, results), leader(recipe, results, paper=True)
-    if recipe.compute is not None or all(result.mean is None for result in results):
+    first, paper_first = leader(recipe, results), _paper_leader(recipe, results)
+    values = [result for result in results if result.mean is not None]
+    if recipe.compute is not None or not values:
         pass
     elif scale == "smoke":
         sentences.append("This scale shows that everything runs; its figures say nothing about the methods.")
-    else:
+    elif len(values) > 1:
         ours = f"{first.label} with {figure_text(first.mean)}" if first else "several alike"
         other = f"; in the paper: {paper_first.label} with {figure_text(paper_first.paper)}" if paper_first else ""
         sentences.append(f"In front here: {ours}{other}.")
@@ -210,6 +223,17 @@ def figure_text(number: float | None) -> str:
     return "-" if number is None else f"{number:#.4g}".removesuffix(".")
 
 
+def set_words(settings: Mapping[str, Any]) -> list[str]:
+    """Write settings as ``--set`` takes them.
+
+    Example:
+        >>> set_words({"lr": 0.1, "betas": (0.9, 0.99), "clip": None})
+        ['lr=0.1', 'betas=0.9,0.99', 'clip=None']
+    """
+    texts = {key: ",".join(map(str, v)) if isinstance(v, (list, tuple)) else str(v) for key, v in settings.items()}
+    return [f"{key}={text}" for key, text in texts.items()]
+
+
 def variant(config: RunConfig) -> str:
     """Return what decides a run beside its seed and device; the same for a plan and for a record of it.
 
@@ -224,6 +248,13 @@ def variant(config: RunConfig) -> str:
 
 def _start(record: Record) -> str:
     return str(record.header.get("started", ""))
+
+
+def _paper_leader(recipe: Recipe, results: Sequence[Result]) -> Result | None:
+    """Return who is in front in the paper, if all that it compares are among the results."""
+    labels = {result.label for result in results}
+    whole = all(entry.label in labels for entry in recipe.entries if entry.paper is not None)
+    return leader(recipe, results, paper=True) if whole else None
 
 
 def _worse(recipe: Recipe, ours: float, theirs: float) -> bool:

@@ -8,20 +8,10 @@ from collections.abc import Iterable, Sequence
 from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record
 from apo_experiments.results import value, variant
+from apo_experiments.roles import is_swept
 from apo_experiments.sweep.grid import judging_metric, worst
 
-__all__ = ["best_of_grid", "is_swept", "judgement", "points_of_grids"]
-
-
-def is_swept(record: Record) -> bool:
-    """Tell whether a run belongs to a sweep.
-
-    Example:
-        >>> from apo_experiments.runs import RunConfig
-        >>> is_swept(Record(RunConfig("r", "SGD", "sgd", "cpu", 0, 1), {"command": ["apo", "sweep", "r"]}, [], None))
-        True
-    """
-    return "sweep" in (record.header.get("command") or [])
+__all__ = ["best_of_grid", "judgement", "points_of_grids"]
 
 
 def best_of_grid(recipe: Recipe, records: Iterable[Record]) -> list[Record]:

@@ -88,7 +88,7 @@ def train(
             record = _compute(config, recipe, setting, directory, listener)
         else:
             # Built before anything is written: where data or packages are missing, no trace of the run is left.
-            run = Training(config, recipe, setting)
+            run = _built(config, recipe, setting)
             with locked(directory):
                 checkpoint = Checkpoint(directory, checkpoint_seconds)
                 record = finished(directory)
@@ -113,11 +113,26 @@ def finished(directory: Path) -> Record | None:
         record = read(directory / NAME)
     except UserError:
         return None
-    if not record.finished:
+    if not record.finished or not isinstance((record.summary or {}).get("metrics"), dict):  # the second is damage
         return None
     with suppress(UserError):  # left by a process that was killed after its last line
         Checkpoint(directory).remove()
     return record
+
+
+def _built(config: RunConfig, recipe: Recipe, setting: Setting) -> Training:
+    """Build a run; what networks, optimizers and data cannot be built with is the user's choice of settings."""
+    try:
+        run = Training(config, recipe, setting)
+        if run.budget.steps_per_epoch < 1:
+            raise ValueError("an epoch has no steps")
+        return run
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}"
+        raise UserError(
+            f"{config.label} of {config.recipe} cannot be built with these settings ({reason}): choose other values "
+            "with --set."
+        ) from error
 
 
 def _train(
@@ -186,13 +201,14 @@ def _resume(run: Training, writer: RecordWriter, checkpoint: Checkpoint, listene
     if state is None:
         writer.truncate_to(0)
         return
-    rows = writer.truncate_to(int(state["step"]))
-    if len(rows) != int(state["step"]) // run.budget.steps_per_epoch:
-        listener.message(f"{writer.path} has lost rows, so the run starts anew")
-        checkpoint.remove()
-        writer.truncate_to(0)
-        return
     try:
+        step, device = int(state["step"]), state["device"]
+        rows = writer.truncate_to(step)
+        if len(rows) != step // run.budget.steps_per_epoch:
+            listener.message(f"{writer.path} has lost rows, so the run starts anew")
+            checkpoint.remove()
+            writer.truncate_to(0)
+            return
         run.load_state_dict(state)
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         raise UserError(
@@ -200,8 +216,8 @@ def _resume(run: Training, writer: RecordWriter, checkpoint: Checkpoint, listene
             "same command starts the run anew."
         ) from error
     listener.message(f"going on from step {run.step} of {run.budget.steps}")
-    if state["device"] != run.device.type:
-        listener.message(f"the run began on {state['device']}: on {run.device.type} it goes on, but not bit for bit")
+    if device != run.device.type:
+        listener.message(f"the run began on {device}: on {run.device.type} it goes on, but not bit for bit")
 
 
 def _compute(config: RunConfig, recipe: Recipe, setting: Setting, directory: Path, listener: Listener) -> Record:

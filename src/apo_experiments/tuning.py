@@ -14,6 +14,7 @@ from typing import Any
 from apo_experiments.errors import UserError
 from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record
+from apo_experiments.roles import is_trial, trial_command
 from apo_experiments.sweep.grid import holds_out, judging_metric
 from apo_experiments.swept import judgement
 
@@ -80,7 +81,7 @@ def choose(recipe: Recipe, label: str, scale: str, records: Sequence[Record], op
     figure, group = best(judged, key=lambda pair: pair[0])
     hyper = {key: value for key, value in group[0].config.hyper.items() if key not in _COMPUTATION}
     axes = varied([group[0].config.hyper for group in groups.values()])
-    commands = {json.dumps(record.header.get("command") or []): None for group in groups.values() for record in group}
+    commands = {json.dumps(trial_command(record)): None for group in groups.values() for record in group}
     origin = {
         "recipe": recipe.name,
         "metric": judging_metric(recipe, group[0]),
@@ -108,6 +109,9 @@ def varied(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 def _counts(recipe: Recipe, label: str, scale: str, record: Record, options: Mapping[str, Any]) -> bool:
     config = record.config
     if (config.recipe, config.label, config.scale) != (recipe.name, label, scale) or not record.finished:
+        return False
+    # Where nothing is held out, only the header tells a trial from a run by hand.
+    if not is_trial(record) and (not holds_out(recipe) or record.header.get("chosen_by")):
         return False
     if holds_out(recipe) and not config.options.get("validation"):
         return False

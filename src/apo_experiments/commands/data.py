@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from apo_experiments.commands import options
-from apo_experiments.commands.tables import text_table
+from apo_experiments.commands.tables import show, text_table
 
 __all__ = ["add_to", "execute"]
 
@@ -64,7 +64,7 @@ def _fetch(names: list[str], data_dir: Path | None) -> int:
     if not names:
         raise UserError("`apo data fetch` needs the names of data sets, or all: `apo data list` shows them.")
     for name in names:
-        fetch(name, data_dir, report=lambda line: print(line, flush=True))
+        fetch(name, data_dir, report=show)
     return 0
 
 
@@ -82,5 +82,5 @@ def _verify(names: list[str], data_dir: Path | None) -> int:
     for name in chosen:
         problems = verify(name, data_dir)
         damaged = damaged or bool(problems)
-        print(f"{name}: {'; '.join(problems) if problems else 'sound'}", flush=True)
+        show(f"{name}: {'; '.join(problems) if problems else 'sound'}")
     return int(damaged)

@@ -26,6 +26,7 @@ __all__ = [
     "overrides",
     "recipes",
     "runs_folder",
+    "writable",
 ]
 
 SCALES = ("smoke", "cpu", "paper")
@@ -129,6 +130,29 @@ def device(choice: str) -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def writable(option: str, path: Path | None) -> None:
+    """Refuse a file that could not be written, before hours of work go into its content.
+
+    Raises:
+        UserError: It is a folder, or no file can be made there.
+
+    Example:
+        >>> writable("--json", Path("."))
+        Traceback (most recent call last):
+        ...
+        apo_experiments.errors.UserError: --json was given ., which is a folder: name a file in it.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise UserError(f"{option} was given {path}, which is a folder: name a file in it.")
+    if path.exists() and not path.is_file():  # a pipe or a device
+        return
+    folder = next(parent for parent in Path(os.path.realpath(path)).parents if parent.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise UserError(f"{option} was given {path}, but nothing can be written in {folder}: name another file.")
 
 
 def deadline(arguments: argparse.Namespace) -> float | None:

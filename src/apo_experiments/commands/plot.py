@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apo_experiments.commands import options
+from apo_experiments.commands.tables import show
 from apo_experiments.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,9 +42,11 @@ def execute(arguments: argparse.Namespace) -> int:
     records = find(root, scale=arguments.scale)
     drawn = [path for recipe in recipes for path in _draw_recipe(recipe, records, arguments)]
     for path in drawn:
-        print(path)
+        show(str(path))
     if not drawn:
         names = "" if arguments.recipes == ["all"] else f" of {', '.join(arguments.recipes)}"
+        if {record.config.recipe for record in records} & {recipe.name for recipe in recipes}:
+            raise UserError(f"The runs{names} in {root} have no curve: they diverged or stopped in the first epoch.")
         raise UserError(f"There are no records{names} in {root}: run `apo run {recipes[0].name}` first.")
     return 0
 

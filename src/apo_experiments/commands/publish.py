@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from apo_experiments.commands import options
+from apo_experiments.commands.tables import show
 
 __all__ = ["add_to", "execute"]
 
@@ -41,7 +42,8 @@ def execute(arguments: argparse.Namespace) -> int:
     from apo_experiments import publication, records
     from apo_experiments.publication.tuning_log import finals
 
-    found = records.find(options.runs_folder(arguments), scale=arguments.scale)
+    root = options.runs_folder(arguments)
+    found, published = records.find(root, scale=arguments.scale), False
     for recipe in options.recipes(arguments.recipes or ["all"]):
         if arguments.scale not in recipe.scales:
             continue
@@ -52,8 +54,12 @@ def execute(arguments: argparse.Namespace) -> int:
             publication.write(record, arguments.to)
         logged = publication.log_tuning(recipe, arguments.scale, own, arguments.to)
         if results or logged:
-            print(f"{recipe.name}: {len(results)} runs" + (f", and {logged}" if logged else ""))
+            published = True
+            show(f"{recipe.name}: {len(results)} runs" + (f", and {logged}" if logged else ""))
+    if not published:
+        length = "" if arguments.all else " and full length (--all takes any length)"
+        show(f"There is nothing new to publish: {root} has no finished runs of scale {arguments.scale}{length}.")
     if (arguments.docs / "results.md").exists():
         for path in publication.publish_page(arguments.to, arguments.docs):
-            print(path)
+            show(str(path))
     return 0

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from apo_experiments.commands import options
+from apo_experiments.commands.tables import show
 
 __all__ = ["add_to", "execute"]
 
@@ -28,7 +29,8 @@ def execute(arguments: argparse.Namespace) -> int:
     """Write the page and say where it is."""
     from apo_experiments.report import write
 
+    options.writable("--out", arguments.out)
     count = write(arguments.out, options.runs_folder(arguments), arguments.scale)
     recipes = "1 recipe" if count == 1 else f"{count} recipes"
-    print(f"{arguments.out}: {recipes} with results. Open it in a browser; it needs no network.")
+    show(f"{arguments.out}: {recipes} with results. Open it in a browser; it needs no network.")
     return 0

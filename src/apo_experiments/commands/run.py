@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apo_experiments.commands import options
-from apo_experiments.commands.tables import comparison
+from apo_experiments.commands.tables import comparison, show
 from apo_experiments.errors import UserError
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def execute(arguments: argparse.Namespace) -> int:
         0; 1 if a run failed or diverged; 2 if something is missing that the user can mend.
     """
     deadline = options.deadline(arguments)
+    options.writable("--json", arguments.json)
     from apo_experiments.commands.planned import planned
     from apo_experiments.execution import Assignment
 
@@ -85,6 +86,7 @@ def _carry_out(
 ) -> _Summary:
     """Carry out all runs. One that fails does not keep the others from their turn."""
     from apo_experiments.execution import Failure
+    from apo_experiments.roles import as_result
 
     summary, left_out = _Summary(), set()
     with _display(len(configs), metrics, arguments.jobs) as display:
@@ -92,10 +94,13 @@ def _carry_out(
             for config, result in _outcomes(configs, assignment, display, left_out, arguments.jobs):
                 if isinstance(result, Failure):
                     if result.mendable and len(metrics) == arguments.jobs == 1:
+                        if arguments.debug:
+                            display.message(result.details)
                         raise UserError(result.reason)
                     display.message(_note_failure(config, result, summary, left_out, arguments.debug))
                     continue
-                summary.records.append(result)
+                origin = assignment.chosen_by.get((config.recipe, config.label))
+                summary.records.append(as_result(result, config.directory(assignment.root), origin))
                 if result.summary and result.summary.get("diverged"):
                     summary.exit_code = summary.exit_code or 1
         except KeyboardInterrupt:
@@ -141,7 +146,7 @@ def _print_tables(recipes: list[Recipe], summary: _Summary, scale: str) -> None:
     for recipe in recipes:
         records = [record for record in summary.records if record.config.recipe == recipe.name]
         if records:
-            print("\n" + comparison(recipe, scale, summarise(recipe, records)))
+            show("\n" + comparison(recipe, scale, summarise(recipe, records)))
 
 
 def _json(recipes: list[Recipe], summary: _Summary) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from apo_experiments.commands import options
-from apo_experiments.commands.tables import text_table
+from apo_experiments.commands.tables import show, text_table
 from apo_experiments.errors import UserError
 
 __all__ = ["add_to", "execute"]
@@ -49,6 +49,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from apo_experiments import progress, sweep
 
     deadline = options.deadline(arguments)
+    options.writable("--json", arguments.json)
     (recipe, *others) = options.recipes([arguments.recipe])
     if others:
         raise UserError("`apo sweep` takes one recipe, not all: name one of those that `apo list` shows.")
@@ -70,8 +71,8 @@ def execute(arguments: argparse.Namespace) -> int:
             deadline=deadline,
         )
     _print(rows)
-    for command in _commands(rows, arguments.scale):
-        print(command)
+    for line in _advice(rows, arguments):
+        show(line)
     if arguments.json:
         from apo_experiments.files import write_atomically
 
@@ -82,29 +83,33 @@ def execute(arguments: argparse.Namespace) -> int:
 def _print(rows: list[dict[str, Any]]) -> None:
     columns = list(dict.fromkeys(key for row in rows for key in row))
     if columns:
-        print("\n" + text_table(columns, [[_cell(row.get(column)) for column in columns] for row in rows]))
+        show("\n" + text_table(columns, [[_cell(row.get(column)) for column in columns] for row in rows]))
 
 
-def _commands(rows: list[dict[str, Any]], scale: str) -> list[str]:
+def _advice(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> list[str]:
     """Return the command that runs each method at its best point; rows come best first."""
+    from apo_experiments.results import set_words
+
     best: dict[str, dict[str, Any]] = {}
     for row in rows:
         if row.get("value") is not None and row.get("hyper"):
             best.setdefault(row["method"], row)
-    lines = ["", "To run the best points:"] if best else []
-    for label, row in best.items():
-        settings = [f"{key}={_setting(value)}" for key, value in row["hyper"].items()]
-        words = ["apo", "run", row["recipe"], "--scale", scale, "--method", label, "--set", *settings]
-        lines.append("  " + shlex.join(words))
-    return (
-        [*lines, "or, from all records of sweeps:", f"  apo run {rows[0]['recipe']} --scale {scale} --best"]
-        if best
-        else []
-    )
+    if not best:
+        return []
+    each = [_command(arguments, [label], set_words(row["hyper"])) for label, row in best.items()]
+    together = _command(arguments, list(best), []) + " --best"
+    return ["", "To run the best points:", *each, "or, from all records of sweeps:", together]
 
 
-def _setting(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+def _command(arguments: argparse.Namespace, labels: list[str], settings: list[str]) -> str:
+    """Return the command that runs methods as they were swept, where and with what the user has set."""
+    words = ["apo", "run", arguments.recipe, "--scale", arguments.scale, "--method", *labels]
+    settings = settings + (arguments.set or [])
+    words += ["--set", *settings] if settings else []
+    for option in ("epochs", "runs", "data_dir"):
+        given = getattr(arguments, option)
+        words += [] if given is None else [f"--{option.replace('_', '-')}", str(given)]
+    return "  " + shlex.join(words)
 
 
 def _cell(content: Any) -> str:

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from apo_experiments.recipe import Recipe
     from apo_experiments.results import Result
 
-__all__ = ["comparison", "text_table"]
+__all__ = ["comparison", "show", "text_table"]
+
+
+def show(text: str) -> None:
+    """Print a line of a command that does more than print: that nobody reads it does not stop the rest.
+
+    Example:
+        >>> show("3 runs")
+        3 runs
+    """
+    with suppress(BrokenPipeError):
+        print(text, flush=True)
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:

@@ -60,7 +60,9 @@ def content(record: Record, step: int = 1) -> dict[str, Any]:
         >>> content(Record(config, {}, rows, {}))["columns"]
         {'step': [1, 2], 'train_loss': [0.33333, 0.25]}
     """
-    about = {key: record.header[key] for key in _ABOUT if key in record.header}
+    # Of a trial of a sweep that became a result, the reader wants the command that made it one.
+    header = {**record.header, **record.header.get("run", {})}
+    about = {key: header[key] for key in _ABOUT if key in header}
     if "command" in about:
         about["command"] = clean_command(about["command"] or [])
     if about.get("chosen_by"):

@@ -12,8 +12,8 @@ from apo_experiments.publication.compact import clean_command, rounded
 from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record
 from apo_experiments.results import value, variant
+from apo_experiments.roles import is_swept, is_trial, trial_command
 from apo_experiments.sweep.grid import judging_metric
-from apo_experiments.swept import is_swept
 
 __all__ = ["finals", "is_tuning", "log_tuning", "read_tuning"]
 
@@ -60,7 +60,7 @@ def log_tuning(recipe: Recipe, scale: str, records: Sequence[Record], folder: Pa
         The file, or None if there is nothing to log.
     """
     own = [r for r in records if (r.config.recipe, r.config.scale) == (recipe.name, scale) and r.finished]
-    new = {record.config.identity(): _line(recipe, record) for record in own if is_tuning(record)}
+    new = {record.config.identity(): _line(recipe, record) for record in own if is_tuning(record) or is_trial(record)}
     if not new:
         return None
     path = folder / recipe.name / scale / _NAME
@@ -93,6 +93,6 @@ def _line(recipe: Recipe, record: Record) -> dict[str, Any]:
         "value": value(record, metric),
         "seconds": summary.get("seconds"),
         "hyper": dict(config.hyper),
-        "command": clean_command(record.header.get("command") or []),
+        "command": clean_command(trial_command(record)),
     }
     return rounded(line)

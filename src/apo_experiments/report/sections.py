@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from apo_experiments.publication.compact import clean_command
 from apo_experiments.recipe import Entry, Recipe
 from apo_experiments.records import Record
-from apo_experiments.results import Result, current, findings, summarise
+from apo_experiments.results import Result, current, findings, set_words, summarise
+from apo_experiments.roles import is_swept
+from apo_experiments.runs import RunConfig
 from apo_experiments.swept import points_of_grids
 
 __all__ = ["Part", "Section", "section"]
@@ -27,6 +31,7 @@ class Part:
         figure: The figure as SVG, or None if there is nothing to draw.
         others: How many runs with other settings (sweeps, ``--set``) are left out.
         grids: How many points a sweep has tried, by label, where the best of them stands for an entry.
+        sweeps: The commands that tried them.
     """
 
     scale: str
@@ -36,21 +41,21 @@ class Part:
     figure: bytes | None
     others: int
     grids: Mapping[str, int] = field(default_factory=dict)
+    sweeps: Sequence[str] = ()
 
     @property
     def seconds(self) -> float:
         """Training time of all runs."""
-        return sum((record.summary or {}).get("seconds", 0.0) for record in self.records)
+        return sum((record.summary or {}).get("seconds") or 0.0 for record in self.records)
 
     def command(self, recipe: Recipe) -> str:
-        """Return the commands that repeat these runs, but for what ``--set`` has changed.
+        """Return the commands that repeat these runs.
 
         Args:
-            recipe: The recipe, whose own methods and length need not be named.
+            recipe: The recipe, whose own methods, length and settings need not be named.
         """
-        swept = [record for record in self.records if record.config.label in self.grids]
         run = [record for record in self.records if record.config.label not in self.grids]
-        return "\n".join([*_commands("sweep", recipe, self.scale, swept), *_commands("run", recipe, self.scale, run)])
+        return "\n".join([*self.sweeps, *_commands(recipe, self.scale, run)])
 
     def origins(self) -> list[tuple[str, str]]:
         """Return the distinct facts on where the runs come from, as pairs of a name and a text."""
@@ -119,7 +124,9 @@ def _part(recipe: Recipe, scale: str, own: Sequence[Record]) -> Part:
     here = [record for record in own if record.config.scale == scale]
     grids = points_of_grids(here, chosen)
     sentences = [*findings(recipe, scale, results), *_swept(grids)]
-    return Part(scale, chosen, results, sentences, figure, len(here) - len(chosen), grids)
+    swept = [record for record in here if record.config.label in grids and is_swept(record)]
+    sweeps = list(dict.fromkeys(shlex.join(clean_command(record.header["command"])) for record in swept))
+    return Part(scale, chosen, results, sentences, figure, len(here) - len(chosen), grids, sweeps)
 
 
 def _swept(grids: Mapping[str, int]) -> list[str]:
@@ -127,19 +134,36 @@ def _swept(grids: Mapping[str, int]) -> list[str]:
     return [f"{label} was swept: shown is the best of {points} points of the grid." for label, points in grids.items()]
 
 
-def _commands(verb: str, recipe: Recipe, scale: str, records: Sequence[Record]) -> list[str]:
-    """Return one command for each length of training."""
+def _commands(recipe: Recipe, scale: str, records: Sequence[Record]) -> list[str]:
+    """Return one command for all methods that differ from the recipe in the same way."""
+    from apo_experiments.recipes import plan
+
+    planned = {config.label: config for config in plan(recipe, scale)}
+    groups: dict[tuple[str, ...], list[Record]] = {}
+    for record in records:
+        changes = tuple(_changes(planned[record.config.label], record.config))
+        groups.setdefault(changes, []).append(record)
     commands = []
-    for epochs in dict.fromkeys(record.config.epochs for record in records):
-        runs = [record for record in records if record.config.epochs == epochs]
+    for changes, runs in groups.items():
         labels = list(dict.fromkeys(record.config.label for record in runs))
-        everyone = len(labels) == len(recipe.entries)
-        words = ["apo", verb, recipe.name, "--scale", scale, "--seeds", str(1 + max(r.config.seed for r in runs))]
-        words += [] if everyone else ["--method", *labels]
-        words += [] if epochs == recipe.scales[scale].epochs else ["--epochs", str(epochs)]
-        commands.append(shlex.join(words))
+        words = ["apo", "run", recipe.name, "--scale", scale, "--seeds", str(1 + max(r.config.seed for r in runs))]
+        words += [] if len(labels) == len(recipe.entries) else ["--method", *labels]
+        commands.append(shlex.join([*words, *changes]))
     return commands
+
+
+def _changes(usual: RunConfig, config: RunConfig) -> list[str]:
+    """Return the options that make a run out of what the recipe plans today, as far as it knows the settings."""
+    known, own = ({**run.hyper, **run.options} for run in (usual, config))
+    # As JSON: a record has lists where a plan has tuples.
+    differing = [key for key in known if key in own and _text(known[key]) != _text(own[key])]
+    length = [] if config.epochs == usual.epochs else ["--epochs", str(config.epochs)]
+    return [*length, "--set", *set_words({key: own[key] for key in differing})] if differing else length
 
 
 def _facts(facts: Any) -> str:
     return ", ".join(f"{name} {fact}" for name, fact in facts.items()) if isinstance(facts, dict) else ""
+
+
+def _text(setting: Any) -> str:
+    return json.dumps(setting, default=str)

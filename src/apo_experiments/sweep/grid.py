@@ -108,8 +108,10 @@ def searches(
     if scale not in recipe.scales:
         raise UserError(f"{recipe.name} has no scale {scale!r}: choose one of {', '.join(recipe.scales)}.")
     fixed = dict(overrides or {})
-    if holds_out(recipe):
-        fixed.setdefault("validation", True)
+    if holds_out(recipe) and str(fixed.setdefault("validation", True)).lower() not in ("true", "yes", "on", "1"):
+        raise UserError(
+            f"a sweep of {recipe.name} without validation data would tune on the test data: leave out --set validation."
+        )
     found = []
     entries = _entries(_regridded(recipe, labels, grid or {}), labels)
     for entry in entries:
@@ -178,7 +180,7 @@ def judging_metric(recipe: Recipe, record: Record) -> str:
     """
     if _is_about_training(recipe.metric):
         return recipe.metric
-    metrics = (record.summary or {}).get("metrics", {})
+    metrics = (record.summary or {}).get("metrics") or {}
     general = "valid_accuracy" if recipe.goal == "max" else "valid_loss"
     candidates = (f"valid_{recipe.metric.removeprefix('test_')}", general, recipe.metric)
     return next((name for name in candidates if name in metrics), recipe.metric)
@@ -210,15 +212,13 @@ def _entries(recipe: Recipe, labels: Sequence[str] | None) -> list[Entry]:
 
 def _regridded(recipe: Recipe, labels: Sequence[str] | None, grid: Mapping[str, Sequence[Any]]) -> Recipe:
     """Return the recipe with other values in the grids of the entries that were named."""
-    from apo_experiments.methods import METHODS
-
     wanted = {label.lower() for label in labels or [entry.label for entry in recipe.entries]}
     named = [entry for entry in recipe.entries if entry.label.lower() in wanted]
     grids = {entry.label: dict(entry.grid) for entry in recipe.entries}
     for key, values in grid.items():
         owners = [entry for entry in named if key in entry.grid]
         if not owners:
-            owners = [entry for entry in named if key in recipe.defaults or key in METHODS[entry.method].defaults]
+            owners = [entry for entry in named if key in recipe.defaults or key in _hyper_keys(entry)]
         if not owners:
             raise UserError(
                 f"--grid was given {key!r}, which no method of {recipe.name} has: see `apo list {recipe.name}`."
@@ -226,6 +226,13 @@ def _regridded(recipe: Recipe, labels: Sequence[str] | None, grid: Mapping[str, 
         for entry in owners:
             grids[entry.label][key] = tuple(values)
     return replace(recipe, entries=tuple(replace(entry, grid=grids[entry.label]) for entry in recipe.entries))
+
+
+def _hyper_keys(entry: Entry) -> set[str]:
+    from apo_experiments.methods import METHODS
+
+    # Where nothing is trained there is no method, but the recipe names its hyperparameters.
+    return set(METHODS[entry.method].defaults if entry.method in METHODS else entry.hyper)
 
 
 def _as_planned(hyper: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:

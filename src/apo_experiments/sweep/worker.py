@@ -149,12 +149,14 @@ def _carry_out(order: Order, book: Ledger, claim: Claim, listener: Listener) -> 
 
 def _judge(order: Order, recipe: Recipe, point: Point, listener: Listener) -> tuple[float, str]:
     """Return the mean of the metric over the seeds, and the name of the metric."""
+    from apo_experiments.roles import as_trial
     from apo_experiments.train import train
 
     values = []
     metric = recipe.metric
     for config in point.configs:
         record = train(config, root=order.root, data_dir=order.data_dir, listener=listener, deadline=order.deadline)
+        as_trial(record, config.directory(order.root))
         metric = judging_metric(recipe, record)
         final = value(record, metric)
         if final is None:  # it diverged: no other seed can make up for that

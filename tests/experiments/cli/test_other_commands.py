@@ -148,8 +148,16 @@ def test_sweep_hands_its_options_over_and_prints_the_table(apo, sweeps, registri
     assert named["overrides"] == {"epochs": "5"}
     assert named["root"] == Path("runs")
     assert "lr=0.1 betas=(0.9, 0.99)  0.1235" in done.out
-    assert "apo run little-mlp --scale cpu --method SGD --set lr=0.1 betas=0.9,0.99" in done.out
+    assert "apo run little-mlp --scale cpu --method SGD --set lr=0.1 betas=0.9,0.99 epochs=5\n" in done.out
     assert json.loads(Path("table.json").read_text())[0]["hyper"]["lr"] == 0.1
+
+
+def test_the_commands_that_a_sweep_suggests_run_what_was_swept(apo, sweeps):
+    where = ("--runs", "a folder", "--data-dir", "there")
+    done = apo("sweep", "little-mlp", "--epochs", "7", "--set", "data=generated", *where)
+    ending = "--epochs 7 --runs 'a folder' --data-dir there"
+    assert f"  apo run little-mlp --scale cpu --method SGD --set data=generated {ending} --best\n" in done.out
+    assert f"--method SGD --set lr=0.1 betas=0.9,0.99 data=generated {ending}\n" in done.out
 
 
 def test_a_point_that_failed_costs_exit_code_1(apo, sweeps, monkeypatch):
@@ -179,6 +187,12 @@ def test_plot_without_records_says_what_to_run(apo):
     done = apo("plot", "little-mlp")
     assert done.code == 2 and "apo run little-mlp" in done.err
     assert not Path("figures").exists()
+
+
+def test_plot_of_a_run_without_a_curve_says_so(apo):
+    apo("run", "little-mlp", "--scale", "smoke", "--method", "SGD", "--set", "lr=1e30")
+    done = apo("plot", "little-mlp")
+    assert done.code == 2 and "runs of little-mlp in runs have no curve: they diverged" in done.err
 
 
 def test_plot_of_an_unknown_figure_is_one_sentence(apo):

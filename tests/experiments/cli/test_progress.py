@@ -6,6 +6,7 @@ import io
 
 import pytest
 
+from apo_experiments.crowd import CrowdProgress
 from apo_experiments.problem import Budget
 from apo_experiments.progress import LiveProgress, PlainProgress, display
 from apo_experiments.records import Record
@@ -69,6 +70,20 @@ def test_a_sweep_numbers_its_runs_without_knowing_how_many_there_are():
     with PlainProgress(None, {"little-mlp": "test_loss"}, stream) as shown:
         shown.finished(FINISHED)
     assert stream.getvalue() == "[1] little-mlp SGD seed 3: test_loss 0.5000 in 1 min 15 s\n"
+
+
+def test_a_display_that_nobody_reads_any_more_does_not_stop_the_runs():
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+        def flush(self):
+            raise BrokenPipeError
+
+    with PlainProgress(1, {}, Closed()) as shown, CrowdProgress(1, {}, Closed()) as crowd:
+        shown.started(CONFIG, Budget(40, 10))
+        shown.finished(FINISHED)
+        crowd.message("1 of 2 runs are finished")
 
 
 def test_a_missing_loss_does_not_break_a_line():

@@ -119,14 +119,31 @@ def test_settings_that_alone_were_run_are_shown(apo):
     assert "0.03" in shown.text and "other settings" not in shown.text
 
 
+def test_the_command_that_repeats_the_runs_has_what_was_set(apo):
+    apo("run", "little-mlp", "--scale", "smoke", "--method", "SGD", "--set", "lr=0.03", "start=x", "--epochs", "3")
+    apo("run", "little-mlp", "--scale", "smoke", "--method", "SGD-APO")
+    shown = page(apo).text
+    assert "apo run little-mlp --scale smoke --seeds 1 --method SGD --epochs 3 --set lr=0.03 start=x\n" in shown
+    assert "apo run little-mlp --scale smoke --seeds 1 --method SGD-APO\n" in shown
+
+
+def test_a_damaged_summary_does_not_keep_the_page_from_being_written(apo):
+    apo("run", "little-mlp", "--scale", "smoke")
+    path = next(Path("runs").rglob("record.jsonl"))
+    *lines, _ = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines) + '{"kind": "summary", "metrics": null, "seconds": null}\n')
+    assert "little-mlp" in page(apo).text
+
+
 def test_after_a_sweep_alone_its_best_point_is_shown_and_said_to_be_that(apo, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["apo", "sweep", "little-mlp"])
+    words = ["sweep", "little-mlp", "--scale", "smoke", "--grid", "lr=0.03,1e-9", "--runs", "elsewhere"]
+    monkeypatch.setattr("sys.argv", ["__main__.py", *words])
     for rate in ("0.03", "1e-9"):  # the last point is the worst, since nothing moves
         apo("run", "little-mlp", "--scale", "smoke", "--method", "SGD", "--set", f"lr={rate}")
     shown = page(apo).text
     assert "SGD was swept: shown is the best of 2 points of the grid." in shown
     assert "lr 0.03" in shown and "lr 1e-09" not in shown
-    assert "apo sweep little-mlp --scale smoke --seeds 1 --method SGD" in shown
+    assert "apo sweep little-mlp --scale smoke --grid lr=0.03,1e-9\n" in shown and "apo run little-mlp" not in shown
 
 
 def test_a_run_by_hand_takes_the_place_of_the_points_of_a_sweep(apo, monkeypatch):

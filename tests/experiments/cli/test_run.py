@@ -49,6 +49,17 @@ def test_json_summary_has_one_entry_a_run(apo):
     ]
 
 
+@pytest.mark.parametrize("command", [("run", "little-mlp", "--json"), ("sweep", "little-mlp", "--json")])
+def test_a_summary_that_could_not_be_written_is_refused_before_anything_runs(apo, command):
+    Path("folder").mkdir()
+    Path("file").touch()
+    done = apo(*command, "folder", "--scale", "smoke")
+    assert done.code == 2 and one_sentence(done.err) and "--json was given folder, which is a folder" in done.err
+    done = apo(*command, "file/summary.json", "--scale", "smoke")
+    assert done.code == 2 and one_sentence(done.err) and "name another file" in done.err
+    assert not Path("runs").exists()
+
+
 def test_the_same_command_does_not_repeat_what_is_finished(apo):
     words = ("run", "little-mlp", "--scale", "smoke")
     first, again = apo(*words), apo(*words)
@@ -65,6 +76,15 @@ def test_method_seeds_and_set_choose_the_runs(apo):
     assert done.code == 0
     assert (record.config.label, record.config.hyper["lr"], record.config.epochs) == ("SGD", 0.05, 3)
     assert "SGD-APO" not in done.out
+
+
+def test_where_methods_were_left_out_nobody_is_in_front_of_them(apo, registries):
+    entries = (*registry.recipe("x").entries, Entry("Other", "sgd", {"lr": 0.3}, paper=0.4))
+    registries["little-mlp"] = registry.recipe("little-mlp", entries=entries, scales={"cpu": registry.Scale(1, 1, 0.1)})
+    assert "In front" not in apo("run", "little-mlp", "--method", "SGD").out
+    two = apo("run", "little-mlp", "--method", "SGD", "Other").out
+    assert "In front here: " in two and "in the paper" not in two
+    assert "; in the paper: SGD-APO with 0.2500." in apo("run", "little-mlp").out
 
 
 def test_all_runs_every_recipe(apo, registries):
@@ -119,6 +139,18 @@ def test_a_run_that_breaks_costs_exit_code_1_and_shows_its_traceback_only_when_a
     assert [entry["value"] for entry in json.loads(Path("summary.json").read_text())] == [None, None]
     for words in (("run", "little-mlp", "--debug"), ("--debug", "run", "little-mlp")):
         assert "Traceback" in apo(*words, "--scale", "smoke", "--set", "fail=yes").err
+
+
+def test_a_value_that_nothing_can_be_built_with_costs_exit_code_2_and_one_sentence(apo, monkeypatch):
+    def refuse(problem, hyper):
+        raise ValueError("Invalid learning rate.\nIt is too small.")
+
+    monkeypatch.setattr(registry, "Descent", refuse)
+    words = ("run", "little-mlp", "--scale", "smoke", "--set", "lr=-1")
+    done = apo(*words)
+    assert done.code == 2 and one_sentence(done.err) and "(ValueError: Invalid learning rate. It is" in done.err
+    assert "in refuse" in apo(*words, "--debug").err
+    assert not Path("runs").exists()
 
 
 def test_a_run_that_diverges_costs_exit_code_1_and_has_no_value(apo):

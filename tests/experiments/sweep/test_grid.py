@@ -9,7 +9,8 @@ import pytest
 from tests.experiments.sweep import tiny
 
 from apo_experiments.errors import UserError
-from apo_experiments.sweep.grid import coarse_to_fine, searches
+from apo_experiments.recipes.figure_1 import RECIPES
+from apo_experiments.sweep.grid import _regridded, coarse_to_fine, searches
 
 
 @pytest.mark.parametrize("sizes", [(1,), (2,), (9,), (6, 8), (4, 3, 2), ()])
@@ -58,6 +59,24 @@ def test_each_point_has_one_run_for_each_seed():
     for point in search.points:
         for config in point.configs:
             assert (config.hyper, config.device) == ({"lr": point.hyper["lr"], "crash_at": 7.0}, "cuda")
+
+
+@pytest.mark.parametrize("no", [False, "false", "0"])
+def test_a_sweep_on_test_data_is_refused_where_some_can_be_held_out(no):
+    with pytest.raises(UserError, match="a sweep of parabola without validation data would tune on the test data"):
+        searches(tiny.recipe(), None, "smoke", overrides={"validation": no})
+    assert searches(tiny.recipe(), None, "smoke", overrides={"validation": "true"})
+    assert searches(tiny.recipe(metric="train_loss"), None, "smoke", overrides={"validation": no})
+
+
+def test_a_recipe_that_computes_has_the_keys_that_its_entries_name():
+    recipe = RECIPES["figure-1"]
+    with pytest.raises(UserError, match="--grid was given 'lr', which no method of figure-1 has"):
+        searches(recipe, None, "smoke", grid={"lr": ["1"]})
+    regridded = _regridded(recipe, ["FSD-1"], {"fsd_weight": ["1", "2"]})
+    assert {entry.label: entry.grid for entry in regridded.entries if entry.grid} == {
+        "FSD-1": {"fsd_weight": ("1", "2")}
+    }
 
 
 def test_labels_may_be_given_in_any_case():

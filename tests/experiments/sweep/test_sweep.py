@@ -12,7 +12,9 @@ from tests.experiments.sweep import tiny
 
 from apo_experiments import records, sweep
 from apo_experiments.errors import UserError
+from apo_experiments.roles import is_trial
 from apo_experiments.sweep.database import address, open_database
+from apo_experiments.train import train
 
 
 class Notes:
@@ -91,6 +93,16 @@ def test_a_new_study_finds_the_runs_that_are_there(tmp_path, log):
     before = log.read_text()
     assert run(tmp_path, storage=f"sqlite:///{tmp_path}/other.db") == first
     assert log.read_text() == before
+
+
+def test_a_run_that_was_there_before_is_a_trial_from_then_on(tmp_path):
+    config = next(
+        config for config in tiny.plan(tiny.recipe(), "smoke", ["Descent"], 1, {"lr": 0.5, "validation": True})
+    )
+    assert not is_trial(train(config, root=tmp_path))
+    run(tmp_path)
+    (record,) = [record for record in records.find(tmp_path) if record.config.hyper["lr"] == 0.5]
+    assert is_trial(record) and record.finished and record.rows
 
 
 def test_a_budget_of_trials_is_a_total_and_can_be_raised(tmp_path, log):

@@ -77,6 +77,26 @@ def test_an_interrupted_atomic_write_leaves_nothing(tmp_path, monkeypatch):
     assert files(tmp_path) == []
 
 
+def test_a_link_stays_a_link_and_its_target_is_written(tmp_path):
+    (tmp_path / "target").write_bytes(b"old")
+    for name in ("target", "not there yet"):
+        (tmp_path / "link").symlink_to(name)
+        write_atomically(tmp_path / "link", b"new")
+        assert (tmp_path / "link").is_symlink() and (tmp_path / name).read_bytes() == b"new"
+        (tmp_path / "link").unlink()
+    assert files(tmp_path) == ["not there yet", "target"]
+
+
+def test_a_pipe_stays_a_pipe_and_is_written(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_atomically(tmp_path / "pipe", b"new")
+        assert (tmp_path / "pipe").is_fifo() and os.read(reader, 10) == b"new"
+    finally:
+        os.close(reader)
+
+
 def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(tmp_path):
     checkpoint = Checkpoint(tmp_path)
     checkpoint.save({"step": 1})

@@ -270,6 +270,8 @@ def test_a_computation_without_a_finite_result_is_a_divergence(tmp_path, registr
         ({"method": "nope"}, "there is no method 'nope': choose one of adam"),
         ({"device": "abacus"}, "the device 'abacus' is unknown: use cpu or cuda"),
         ({"epochs": 0}, "epochs was 0: it must be at least 1"),
+        ({"hyper": {"lr": -1.0}}, r"sgdm of tiny cannot be built .*Invalid learning rate: -1.0\): choose other values"),
+        ({"hyper": {"lr": "much"}}, r"sgdm of tiny cannot be built .*TypeError"),
     ],
 )
 def test_a_wrong_run_is_refused_in_one_sentence_and_leaves_nothing(changes, sentence, tmp_path):
@@ -282,6 +284,12 @@ def test_a_wrong_run_is_refused_in_one_sentence_and_leaves_nothing(changes, sent
 def test_a_missing_gpu_is_named(tmp_path):
     with pytest.raises(UserError, match="'cuda' was asked for, but torch finds no CUDA here"):
         train(tiny.config(device="cuda"), root=tmp_path)
+
+
+def test_an_epoch_without_steps_is_refused_in_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(tiny.ShuffledRows, "steps_per_epoch", 0)
+    with pytest.raises(UserError, match="an epoch has no steps"):
+        train(tiny.config(), root=tmp_path)
 
 
 def test_missing_data_leaves_no_trace_of_the_run(tmp_path, registries):

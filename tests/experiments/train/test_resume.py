@@ -189,6 +189,25 @@ def test_a_checkpoint_of_another_network_is_named_in_one_sentence(tmp_path):
         train(config, root=tmp_path)
 
 
+@pytest.mark.parametrize("lost", ["step", "device", "stepper"])
+def test_a_checkpoint_without_all_its_parts_is_named_in_one_sentence(lost, tmp_path):
+    config = interrupted("sgdm", tmp_path, 13, (12,))
+    path = config.directory(tmp_path) / "checkpoint.pt"
+    state = torch.load(path, weights_only=True)
+    del state[lost]
+    torch.save(state, path)
+    with pytest.raises(UserError, match=r"checkpoint\.pt does not fit .* \(KeyError\): delete it"):
+        train(config, root=tmp_path)
+
+
+def test_a_record_whose_summary_is_damaged_is_that_of_an_unfinished_run(tmp_path):
+    whole = train(tiny.config(), root=tmp_path)
+    path = tiny.config().directory(tmp_path) / records.NAME
+    *lines, _ = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines) + '{"kind": "summary", "metrics": null}\n')
+    assert_same(whole, train(tiny.config(), root=tmp_path))
+
+
 def test_a_run_from_another_kind_of_device_goes_on_and_says_so(tmp_path):
     config, notes = interrupted("sgdm", tmp_path, 13, (12,)), Notes()
     path = config.directory(tmp_path) / "checkpoint.pt"

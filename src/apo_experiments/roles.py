@@ -1,0 +1,101 @@
+"""What a run was made for: to try a point of a sweep, to be a result, or both.
+
+The header of a record has the command that began the run. A command that finds it finished trains nothing, so it leaves
+a note there: ``"run": {"command": [...], "chosen_by": {...}}`` or ``"sweep": {"command": [...]}``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from apo_experiments import provenance
+from apo_experiments.errors import UserError
+from apo_experiments.files import write_atomically
+from apo_experiments.records import NAME, Record
+
+__all__ = ["as_result", "as_trial", "chosen_by", "is_swept", "is_trial", "trial_command"]
+
+
+def is_trial(record: Record) -> bool:
+    """Tell whether a sweep has tried a run, whoever trained it.
+
+    Example:
+        >>> from apo_experiments.runs import RunConfig
+        >>> config = RunConfig("r", "SGD", "sgd", "cpu", 0, 1)
+        >>> is_trial(Record(config, {"command": ["apo", "run", "r"], "sweep": {"command": []}}, [], None))
+        True
+    """
+    return "sweep" in record.header or _is_sweep(record.header.get("command") or [])
+
+
+def is_swept(record: Record) -> bool:
+    """Tell whether a run belongs to a sweep alone.
+
+    Example:
+        >>> from apo_experiments.runs import RunConfig
+        >>> config = RunConfig("r", "SGD", "sgd", "cpu", 0, 1)
+        >>> is_swept(Record(config, {"command": ["apo", "sweep", "r"]}, [], None))
+        True
+        >>> is_swept(Record(config, {"command": ["apo", "run", "r", "--runs", "sweep"]}, [], None))
+        False
+    """
+    return "run" not in record.header and _is_sweep(record.header.get("command") or [])
+
+
+def trial_command(record: Record) -> list[str]:
+    """Return the command of the sweep that has tried a run, or else of the run itself."""
+    return list(record.header.get("sweep", record.header).get("command") or [])
+
+
+def chosen_by(record: Record) -> Mapping[str, Any] | None:
+    """Return how the hyperparameters of a result were chosen, if sweeps chose them.
+
+    Example:
+        >>> from apo_experiments.runs import RunConfig
+        >>> header = {"command": ["apo", "sweep", "r"], "run": {"chosen_by": {"points": 3}}}
+        >>> chosen_by(Record(RunConfig("r", "SGD", "sgd", "cpu", 0, 1), header, [], None))
+        {'points': 3}
+    """
+    return record.header.get("chosen_by") or record.header.get("run", {}).get("chosen_by")
+
+
+def as_result(record: Record, directory: Path, origin: Mapping[str, Any] | None) -> Record:
+    """Note that ``apo run`` has asked for a run that a sweep had begun.
+
+    Args:
+        record: Its record.
+        directory: Its folder.
+        origin: How its hyperparameters were chosen.
+
+    Returns:
+        The record with the note, or as it was if there is nothing to note.
+    """
+    begun_by_sweep = _is_sweep(record.header.get("command") or []) and not _is_sweep(provenance.command())
+    if begun_by_sweep and ("run" not in record.header or (origin and not chosen_by(record))):
+        return _noted(record, directory, "run", {"chosen_by": origin} if origin else {})
+    return record
+
+
+def as_trial(record: Record, directory: Path) -> Record:
+    """Note that a sweep has tried a run that was there before; see :func:`as_result`."""
+    return record if is_trial(record) else _noted(record, directory, "sweep", {})
+
+
+def _noted(record: Record, directory: Path, role: str, facts: Mapping[str, Any]) -> Record:
+    note = {"command": provenance.command(), **facts}
+    path = directory / NAME
+    with suppress(UserError, OSError):  # records that are read-only serve as well without the note
+        first, _, rest = path.read_bytes().partition(b"\n")
+        header = {**json.loads(first), role: note}
+        write_atomically(path, json.dumps(header).encode() + b"\n" + rest)
+    return replace(record, header={**record.header, role: note})
+
+
+def _is_sweep(command: Sequence[str]) -> bool:
+    """Look at the subcommand alone: a folder may have any name."""
+    return next((word for word in command[1:] if not word.startswith("-")), None) == "sweep"
