@@ -170,7 +170,7 @@ class Attached(Tuner):
             modes = modes_of(module for part in (self.model, self._criterion) if part for module in part.modules())
             kept = tree_map(Tensor.detach, prediction) if self.fsd_batches.is_same else None
             # A copy: whoever weights the loss in place shall not change it here.
-            recording = replace(recording, loss=loss.detach().clone(), prediction=kept)
+            recording = replace(recording.ended(), loss=loss.detach().clone(), prediction=kept)
         observed = _Observed(recording, modes)
         earlier = [other for other in self._observed if other.weight is not None]
         self._observed.append(observed)

@@ -187,6 +187,7 @@ class Engine:
         for recording in recordings:
             recording.check_unchanged()
         surface = self._surface()
+        surface.draws_from_host = any(recording.draws_from_host for recording in recordings)
         decay = self.rule.coupled_weight_decay()
         others: list[Recording] = []
         if self.objective.needs_other_batch and not self.batches.is_same:
@@ -270,7 +271,8 @@ class Engine:
 
     def _drawn(self, current: Recording, surface: Surface) -> Recording:
         """Draw B'; it sees the same dropout masks at theta and at theta'."""
-        return self.batches.draw(current).with_random_state(RandomState.capture(surface.devices))
+        random_state = RandomState.capture(surface.devices, surface.draws_from_host)
+        return self.batches.draw(current).with_random_state(random_state)
 
     def _scale(self) -> float:
         return float(self.scaler.get_scale()) if self.scaler is not None and self.scaler.is_enabled() else 1.0

@@ -117,7 +117,8 @@ class APO(Tuner):
         if recording is not None:
             self._left_gradients = leaves_gradients(self.model)
             prediction = tree_map(Tensor.detach, output) if self.fsd_batches.is_same else None
-            self._recordings.append(replace(recording, loss=loss.detach(), weight=weight, prediction=prediction))
+            recording = replace(recording.ended(), loss=loss.detach(), weight=weight, prediction=prediction)
+            self._recordings.append(recording)
         return loss.detach()
 
     def record(self, inputs: Any, target: Any = None) -> None:

@@ -11,7 +11,7 @@ import random
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,8 @@ __all__ = ["RandomState", "Surface", "modes_of", "undisturbed", "with_modes"]
 class RandomState:
     """The state of the random streams: torch's on the CPU and on some CUDA devices, Python's and NumPy's global ones.
 
-    None stands for a stream that is left alone: NumPy's, where nobody has imported it.
+    None stands for a stream that is left alone: NumPy's, where nobody has imported it, and both of the host's where the
+    network is known not to draw from them. Reading and writing them takes longer than a small layer.
     """
 
     cpu: Tensor
@@ -35,13 +36,24 @@ class RandomState:
     numpy: dict[str, Any] | None = None
 
     @classmethod
-    def capture(cls, devices: Iterable[torch.device]) -> RandomState:
-        """Read the streams of the CPU and of the CUDA devices among ``devices``."""
+    def capture(cls, devices: Iterable[torch.device], host: bool = True) -> RandomState:
+        """Read torch's streams of the CPU and of the CUDA devices among ``devices``, and the host's if asked to."""
         indices = {device.index or 0 for device in devices if device.type == "cuda"}
         cuda = {index: torch.cuda.get_rng_state(index) for index in sorted(indices)}
-        numpy = _numpy_random()
-        state = None if numpy is None else numpy.get_state(legacy=False)
-        return cls(torch.get_rng_state(), cuda, random.getstate(), state)
+        return cls(torch.get_rng_state(), cuda, *(_host_streams() if host else (None, None)))
+
+    @property
+    def has_host(self) -> bool:
+        """Whether Python's stream is part of it, and NumPy's, if that is imported."""
+        return self.python is not None
+
+    def trimmed(self) -> RandomState:
+        """Return it without the host's streams, if these have not moved since: nothing has drawn from them."""
+        if not self.has_host:
+            return self
+        python, numpy = _host_streams()
+        unmoved = python == self.python and _without_arrays(numpy) == _without_arrays(self.numpy)
+        return replace(self, python=None, numpy=None) if unmoved else self
 
     def restore(self) -> None:
         """Set the streams back to this state."""
@@ -79,6 +91,7 @@ class Surface:
         tensors |= {id(p): p for p in parameters}
         self._parameters = list(tensors.values())
         self.devices = {p.device for p in self._parameters}
+        self.draws_from_host = True  # random numbers of Python or NumPy, as far as is known
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
@@ -92,7 +105,7 @@ class Surface:
         buffers = _Snapshot([buffer for _, _, buffer in names if not _is_expanded(buffer)])
         modes = [owner.training for owner in owners]
         gradients = self._gradients()
-        random_state = RandomState.capture(self.devices)
+        random_state = RandomState.capture(self.devices, self.draws_from_host)
         for parameter in self._parameters:
             parameter.grad = None
         try:
@@ -156,6 +169,11 @@ def with_modes(modes: Sequence[tuple[nn.Module, bool]]) -> Iterator[None]:
     finally:
         for module, training in changed:
             module.training = not training
+
+
+def _host_streams() -> tuple[tuple, dict[str, Any] | None]:
+    numpy = _numpy_random()
+    return random.getstate(), None if numpy is None else numpy.get_state(legacy=False)
 
 
 def _numpy_random() -> Any:

@@ -122,6 +122,10 @@ class Call:
         """Note the version counters of all tensors."""
         return replace(self, versions=self._versions())
 
+    def ended(self) -> Call:
+        """Note that the pass is over: random streams that it has not drawn from need not be wound back."""
+        return self if self.random_state is None else replace(self, random_state=self.random_state.trimmed())
+
     def check_unchanged(self) -> None:
         """Raise if a tensor of the batch was changed in place since :meth:`sealed`."""
         if self.versions and self.versions != self._versions():
@@ -222,6 +226,15 @@ class Recording:
         """Raise if a tensor of the batch was changed in place since it was recorded."""
         for call in self.calls:
             call.check_unchanged()
+
+    def ended(self) -> Recording:
+        """Note that the loss has been computed, see :meth:`Call.ended`."""
+        return replace(self, calls=tuple(call.ended() for call in self.calls))
+
+    @property
+    def draws_from_host(self) -> bool:
+        """Whether the passes drew random numbers from Python or NumPy."""
+        return any(call.random_state is not None and call.random_state.has_host for call in self.calls)
 
     def depends_on(self, parameters: Sequence[Tensor]) -> bool:
         """Tell whether the criterion was given something that was computed from one of these, beside the slots."""

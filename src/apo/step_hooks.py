@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable
@@ -58,6 +59,7 @@ def is_inner_step(optimizer: Optimizer) -> bool:
     return steps > 1
 
 
+@functools.lru_cache  # every step asks
 def _extends_a_step(kind: type) -> bool:
     """Tell whether a class has a ``step`` of its own above one that it inherits."""
     steps = {inspect.unwrap(base.__dict__["step"]) for base in kind.__mro__ if "step" in base.__dict__}

@@ -20,6 +20,7 @@ decoupled decay adds :math:`-w\,\theta`, which acts at once.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -45,12 +46,12 @@ def coupled_decay(optimizer: Optimizer, group: dict[str, Any]) -> float:
 
 def has_tail(optimizer: Optimizer) -> bool:
     """Tell whether the tail of this optimizer is known in closed form."""
-    return _tail_class(optimizer) is not None
+    return _tail_class(type(optimizer)) is not None
 
 
-def _tail_class(optimizer: Optimizer) -> type[Optimizer] | None:
+@functools.lru_cache
+def _tail_class(kind: type[Optimizer]) -> type[Optimizer] | None:
     """Return the class with a known tail whose step this is; a subclass with a step of its own is another optimizer."""
-    kind = type(optimizer)
     return next((base for base in kind.__mro__ if base in _TAILS and _unwrapped(base) is _unwrapped(kind)), None)
 
 
@@ -85,7 +86,7 @@ def tail_displacement(
         gradients = copies(gradients)
         advance_(gradients, [wide(value) for value in theta], decay)
     states = [optimizer.state[p] for p in parameters]
-    kind = _tail_class(optimizer)
+    kind = _tail_class(type(optimizer))
     assert kind is not None
     displacement = _TAILS[kind](gradients, states, group, fresh, -rate)
     decoupled = float(group.get("weight_decay", 0.0)) - decay
