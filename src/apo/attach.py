@@ -234,9 +234,6 @@ class Attached(Tuner):
         with with_modes(self._modes):
             return super()._meta_step(theta, recordings)
 
-    def _parameters(self) -> Iterator[Tensor]:
-        return (p for group in self.optimizer.param_groups for p in group["params"])
-
     def _loss_scale(self, weights: Sequence[Tensor | float], passes: int) -> Tensor | float:
         scaler = self.engine.scaler
         if scaler is not None:

@@ -121,9 +121,9 @@ class Engine:
             NonFiniteError: The loss is not finite, or the step would make the weights so. The weights are as before.
         """
         rule = self.rule
-        _check_dense(rule.moved())
-        proposal = rule.propose(theta)
         parameters = rule.moved()
+        _check_dense(parameters)
+        proposal = rule.propose(theta)
         if not parameters:
             return None
         origin = [theta[p] for p in parameters]

@@ -6,7 +6,7 @@ import copy
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -138,7 +138,10 @@ class Tuner:
     @property
     def device(self) -> torch.device:
         """Where the first parameter lives."""
-        return next(p.device for group in self.optimizer.param_groups for p in group["params"])
+        return next(self._parameters()).device
+
+    def _parameters(self) -> Iterator[Tensor]:
+        return (p for group in self.optimizer.param_groups for p in group["params"])
 
     def is_meta_step(self, step: int | None = None) -> bool:
         """Tell whether the step with this index (the next one, by default) learns the meta-parameters."""
@@ -208,7 +211,7 @@ class Tuner:
         self._left_out = is_meta_step and unscale_fused(optimizer)
         if self._left_out or not is_meta_step:
             return None
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        parameters = list(self._parameters())
         self._theta = dict(zip(parameters, copies(parameters), strict=True))
         self.rule.before_step()
         return with_closure(args, kwargs, self._as_if_outside)
@@ -233,6 +236,9 @@ class Tuner:
         if self._theta is None or self._in_closure:
             return
         theta, self._theta = self._theta, None
+        self._go_back_to(theta)
+
+    def _go_back_to(self, theta: dict[Tensor, Tensor]) -> None:
         assign_(list(theta), list(theta.values()))
         self.rule.break_off()
 
@@ -250,8 +256,7 @@ class Tuner:
             record = None if theta is None else self._meta_step(theta, recordings)
         except BaseException:
             if theta is not None:
-                assign_(list(theta), list(theta.values()))  # leave the last good weights behind
-                self.rule.break_off()
+                self._go_back_to(theta)  # leave the last good weights behind
             raise
         finally:
             _REPLAYING.now = False
@@ -268,14 +273,14 @@ class Tuner:
 
     def _gradients_are_clear(self) -> bool:
         """Tell whether accumulation begins anew: asked only if an earlier pass of this iteration is known."""
-        gradients = (p.grad for group in self.optimizer.param_groups for p in group["params"])
+        gradients = (p.grad for p in self._parameters())
         return not any(gradient is not None and bool(whole(gradient.any())) for gradient in gradients)
 
     def _used_recordings(self) -> list[Recording]:
         """Return the forward passes whose gradients the step has used."""
         if not self.is_meta_step():
             return list(self._recordings)
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        parameters = list(self._parameters())
         return [recording.settled(parameters) for recording in self._recordings]
 
     def _meta_step(self, theta: dict[Tensor, Tensor], recordings: list[Recording]) -> MetaStep | None:

@@ -85,7 +85,7 @@ def value(record: Record, metric: str) -> float | None:
         >>> value(Record(config, {}, [], {"metrics": {"loss": 0.5}}), "loss")
         0.5
     """
-    found = ((record.summary or {}).get("metrics") or {}).get(metric)
+    found = (record.summary or {}).get("metrics", {}).get(metric)
     return float(found) if found is not None and math.isfinite(found) else None
 
 
