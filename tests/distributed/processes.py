@@ -21,11 +21,22 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as distributed_c10d
 import torch.multiprocessing as multiprocessing
 
 TIMEOUT = 120  # seconds for a call; a collective operation that nobody joins gives up after half of it
 
 _CALLS = itertools.count()
+
+
+class _OneThread(dist.ProcessGroupGloo):
+    """Gloo with one thread instead of two: with both at work, torch 2.13 at times corrupts its memory."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_default_device()]
+        options._timeout, options._threads = timeout, 1
+        super().__init__(store, rank, size, options)
 
 
 class _Worker:
@@ -58,6 +69,7 @@ _WORKERS: list[_Worker] = []
 
 def _serve(line: Connection) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    distributed_c10d.ProcessGroupGloo = _OneThread
     torch.set_num_threads(1)
     warnings.simplefilter("error", category=RuntimeWarning)
     while True:
