@@ -46,6 +46,8 @@ class Problem:
         batches: The training data.
         evaluate: Returns the metrics of the network as it is, without touching its state, its modes or random streams.
         discrepancy: The divergence for APO's function-space term.
+        trained_as: What training passes call in place of the model: the same weights, computed faster. None for the
+            model itself.
     """
 
     model: nn.Module
@@ -53,6 +55,7 @@ class Problem:
     batches: Batches
     evaluate: Callable[[nn.Module], dict[str, float]]
     discrepancy: apo.Discrepancy | str = "auto"
+    trained_as: nn.Module | None = None
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ class RunConfig:
         hyper: The complete hyperparameters of the method.
         options: The complete options of the task.
         device: Where it runs; not part of the identity.
+        compiled: Whether the network is compiled for training; not part of the identity, because it changes rounding
+            alone.
     """
 
     recipe: str
@@ -37,11 +39,12 @@ class RunConfig:
     hyper: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     device: str = "cpu"
+    compiled: bool = False
 
     def identity(self) -> str:
-        """Return a short hash of everything but the device: the same command finds its run again."""
+        """Return a short hash of all that the result depends on: the same command finds its run again."""
         content = asdict(self)
-        del content["device"]
+        del content["device"], content["compiled"]
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:10]
 
     def directory(self, root: Path) -> Path:

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -16,6 +17,7 @@ from apo.isolation import RandomState, undisturbed
 from apo_experiments import backends
 from apo_experiments.errors import UserError
 from apo_experiments.method import Method
+from apo_experiments.methods.compiled import CompiledNetwork
 from apo_experiments.problem import Budget
 from apo_experiments.recipe import Recipe, Setting
 from apo_experiments.runs import RunConfig
@@ -59,6 +61,8 @@ class Training:
         backends.configure(setting.device, config.options)
         self.problem = recipe.task(config.options, setting)
         self.problem.model.train()
+        if config.compiled:
+            self.problem = replace(self.problem, trained_as=CompiledNetwork(self.problem.model))
         steps_per_epoch = self.problem.batches.steps_per_epoch
         self.budget = Budget(config.epochs * steps_per_epoch, steps_per_epoch)
         self.stepper = method.build(self.problem, config.hyper, self.budget)

@@ -41,6 +41,9 @@ def add_to(subparsers: argparse._SubParsersAction) -> None:
         "--best", action="store_true", help="with the best hyperparameters that sweeps have found among the runs"
     )
     parser.add_argument("--best-of", metavar="RECIPE", help="the same, from the sweeps of another recipe")
+    parser.add_argument(
+        "--compile", action="store_true", help="train through torch.compile: faster after a minute, other rounding"
+    )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the final figures to this file")
     parser.set_defaults(execute=execute, resumable=True)
 

@@ -121,7 +121,7 @@ def training_pass(problem: Problem, hyper: Mapping[str, Any]) -> TrainingPass:
     from apo_experiments.methods.graphed import GraphedPass
 
     precision = choose("precision", hyper["precision"], PRECISIONS)
-    return (GraphedPass if _graphed(problem, hyper) else EagerPass)(problem.model, problem.loss, precision)
+    return (GraphedPass if _graphed(problem, hyper) else EagerPass)(_network(problem), problem.loss, precision)
 
 
 def network_for_meta_steps(problem: Problem, hyper: Mapping[str, Any]) -> nn.Module:
@@ -134,7 +134,11 @@ def network_for_meta_steps(problem: Problem, hyper: Mapping[str, Any]) -> nn.Mod
     """
     from apo_experiments.methods.graphed_network import GraphedNetwork
 
-    return GraphedNetwork(problem.model) if _graphed(problem, hyper) else problem.model
+    return GraphedNetwork(_network(problem)) if _graphed(problem, hyper) else _network(problem)
+
+
+def _network(problem: Problem) -> nn.Module:
+    return problem.model if problem.trained_as is None else problem.trained_as
 
 
 def _graphed(problem: Problem, hyper: Mapping[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 import apo
 from apo_experiments.methods import tuned
+from apo_experiments.methods.compiled import CompiledNetwork
 from apo_experiments.methods.graphed import GraphedPass
 from apo_experiments.methods.graphed_network import GraphedNetwork
 from apo_experiments.methods.passes import EagerPass, TrainingPass
@@ -91,23 +93,50 @@ def test_without_cuda_a_graphed_pass_is_an_eager_one():
     assert all(torch.equal(a.grad, b.grad) for a, b in pairs)  # type: ignore[arg-type]
 
 
+def without_dropout(task: Problem) -> Problem:
+    for module in task.model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return task
+
+
+@pytest.mark.parametrize("name", ["sgdm", "kfac", "sgdm-apo", "apo-precond"])
+def test_compiled_network_gives_the_run_of_the_network(name):
+    task, twin = without_dropout(classification()), without_dropout(classification())
+    twin = replace(twin, trained_as=CompiledNetwork(twin.model, backend="aot_eager"))
+    expected = take_steps(build(name, task, {"interval": 4} if "apo" in name else {}), task, 13)
+    found = take_steps(build(name, twin, {"interval": 4} if "apo" in name else {}), twin, 13)
+    torch.testing.assert_close(torch.stack(found), torch.stack(expected), rtol=1e-4, atol=1e-5)
+    for one, other in zip(twin.model.buffers(), task.model.buffers(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_compiled_network_is_the_network_itself_in_evaluation():
+    network = without_dropout(classification()).model
+    compiled = CompiledNetwork(network, backend="aot_eager").eval()
+    compiled._compiled = None  # type: ignore[assignment]
+    inputs = torch.randn(5, 1, 8, 8)
+    assert torch.equal(compiled(inputs), network(inputs))
+
+
 def on_cuda(dropout: bool) -> Problem:
     task = classification()
     batches = [(x.cuda(), y.cuda()) for x, y in task.batches._batches]  # type: ignore[attr-defined]
     if not dropout:
-        for module in task.model.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
+        without_dropout(task)
     return Problem(task.model.cuda(), task.loss, Cycle(batches), task.evaluate)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["sgdm", "adam", "rmsprop", "kfac", "sgdm-apo", "adam-apo", "apo-precond"])
 @pytest.mark.parametrize("precision", ["float32", "bf16-autocast"])
-def test_cuda_graph_gives_the_eager_run(name, precision):
+@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
+def test_cuda_graph_gives_the_eager_run(name, precision, compiled):
     runs = []
     for graph in (False, True):
         task = on_cuda(dropout=False)
+        if graph and compiled:
+            task = replace(task, trained_as=CompiledNetwork(task.model))
         stepper = build(name, task, {"cuda_graph": graph, "lr": 0.01, "precision": precision})
         runs.append(torch.stack(take_steps(stepper, task, 40)).cpu())
         if graph:

@@ -1,0 +1,36 @@
+"""A network whose training passes go through ``torch.compile``: fewer, larger kernels, the same mathematics."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+from torch import nn
+
+__all__ = ["CompiledNetwork"]
+
+
+@final
+class CompiledNetwork(nn.Module):
+    """Stands for a network in training; evaluation, with batches of another size, runs the network as it is.
+
+    Args:
+        network: The network.
+        backend: Of ``torch.compile``.
+
+    Example:
+        >>> network = CompiledNetwork(nn.Linear(2, 1), backend="eager")
+        >>> network(torch.ones(3, 2)).shape
+        torch.Size([3, 1])
+    """
+
+    def __init__(self, network: nn.Module, backend: str = "inductor") -> None:
+        super().__init__()
+        self.network = network
+        # A function instead of a compiled module: that one would be a second module over the same weights.
+        self._compiled = torch.compile(network.forward, backend=backend, dynamic=False)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the network."""
+        training = self.network.training and torch.is_grad_enabled()
+        return (self._compiled if training else self.network)(*args, **kwargs)
