@@ -48,7 +48,9 @@ def planned(recipe: Recipe, arguments: argparse.Namespace) -> Planned:
     runs = plan(recipe, arguments.scale, labels=arguments.method, seeds=arguments.seeds, overrides=overrides)
     found = _with_best(recipe, runs, overrides, arguments) if arguments.best or arguments.best_of else Planned(runs)
     place = options.device(arguments.device)
-    return replace(found, configs=[replace(config, device=place, compiled=arguments.compile) for config in found.configs])
+    return replace(
+        found, configs=[replace(config, device=place, compiled=arguments.compile) for config in found.configs]
+    )
 
 
 def _with_best(

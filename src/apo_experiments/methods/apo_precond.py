@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import apo
@@ -29,6 +29,12 @@ _DEFAULTS: dict[str, Any] = {
     "meta_optimizer": "adam",
     "meta_lr": None,
     "meta_beta2": 0.999,
+    # How the meta-rate falls, in the words of "schedule": Adam's steps stay as long as they were, and their
+    # noise adds up in every element of the factors.
+    "meta_schedule": "fixed",
+    # The meta-rate of an n x n factor is times (64 / n) to this power where n is larger: the same step in every element
+    # turns a wide matrix further than a narrow one.
+    "meta_width": 0.0,
     "warmup": "none",
     "warmup_lr": 0.01,
     "warmup_momentum": 0.9,
@@ -46,6 +52,9 @@ _STRUCTURES: dict[str, type[apo.Preconditioner]] = {
     "full": apo.Full,
     "diagonal": apo.Diagonal,
 }
+#: The widest factor that learns at the full meta-rate.
+_WIDTH = 64
+
 _WARMUPS = ("none", "sgdm", "adam")
 
 
@@ -55,6 +64,28 @@ def _warmup(parameters: list[nn.Parameter], hyper: Mapping[str, Any]) -> Optimiz
     if name == "sgdm":
         return torch.optim.SGD(parameters, momentum=hyper["warmup_momentum"], **options)
     return torch.optim.Adam(parameters, **options) if name == "adam" else None
+
+
+def _by_width(
+    build: Callable[[list[Tensor]], Optimizer], optimizer: apo.Preconditioner, power: float
+) -> Callable[[list[Tensor]], Optimizer]:
+    """Return a factory of meta-optimizers that learn wide factors more slowly."""
+    widths = {
+        factor: factor.shape[-1] / _WIDTH
+        for layer in optimizer.layers
+        for name, factor in layer.block.factors.items()
+        if name != "S" and factor.shape[-1] > _WIDTH
+    }
+
+    def factory(phi: list[Tensor]) -> Optimizer:
+        built = build([factor for factor in phi if factor not in widths] or [torch.zeros(0)])
+        rate = built.param_groups[0]["lr"]
+        for factor in phi:
+            if factor in widths:
+                built.add_param_group({"params": [factor], "lr": rate * widths[factor] ** -power})
+        return built
+
+    return factory if power else build
 
 
 def _build(structure: str, problem: Problem, hyper: Mapping[str, Any], budget: Budget) -> Stepper:
@@ -78,7 +109,9 @@ def _build(structure: str, problem: Problem, hyper: Mapping[str, Any], budget: B
     rate = preset_rate if hyper["meta_lr"] is None else hyper["meta_lr"]
     rule = apo.Preconditioned(
         optimizer,
-        meta_optimizer=meta_optimizer(hyper["meta_optimizer"], rate, hyper["meta_beta2"]),
+        meta_optimizer=_by_width(
+            meta_optimizer(hyper["meta_optimizer"], rate, hyper["meta_beta2"]), optimizer, hyper["meta_width"]
+        ),
         guard=preset_guard if hyper["guard"] is None else hyper["guard"],
         patience=hyper["patience"],
         warmup_interval=hyper["warmup_interval"],

@@ -78,7 +78,10 @@ class TunedStepper(Stepper):
         warmup = getattr(self.tuner.optimizer, "warmup", None)
         optimizers = [self.tuner.optimizer] if warmup is None else [self.tuner.optimizer, warmup]
         schedulers = (build_scheduler(optimizer, hyper, budget) for optimizer in optimizers)
-        self._schedulers = [scheduler for scheduler in schedulers if scheduler is not None]
+        learning = build_scheduler(
+            rule.meta_optimizer, {**hyper, "schedule": hyper.get("meta_schedule", "fixed")}, budget
+        )
+        self._schedulers = [scheduler for scheduler in (*schedulers, learning) if scheduler is not None]
 
     def step(self, inputs: Any, target: Any) -> Tensor:
         """Take one step; a pass that a meta-step will look at again is the tuner's, any other one as fast as it can."""

@@ -139,6 +139,28 @@ def test_warm_up_optimizer_and_its_interval_are_used():
     assert stepper.tuner.rule.interval == 1  # type: ignore[attr-defined]
 
 
+def test_meta_rate_of_the_preconditioner_follows_its_own_schedule():
+    task = classification()
+    overrides = {"meta_schedule": "step", "milestones": (0.5,), "decay": 0.1, "warmup_interval": 1, "meta_lr": 1e-3}
+    stepper = build("apo-precond", task, overrides)
+    rates = []
+    for _ in range(60):
+        rates.append(stepper.tuner.rule.meta_optimizer.param_groups[0]["lr"])  # type: ignore[attr-defined]
+        take_steps(stepper, task, 1)
+    assert rates[0] == rates[29] == 1e-3 and rates[30] == rates[59] == pytest.approx(1e-4)
+    assert stepper.rate() == 1.0  # the rate itself stays
+
+
+def test_wide_factors_learn_more_slowly_if_asked_to():
+    task = Problem(nn.Linear(255, 8), nn.functional.mse_loss, Cycle([]), lambda model: {})
+    for power, expected in ((0.0, 1.0), (1.0, 0.25)):
+        rule = build("apo-precond", task, {"meta_width": power, "meta_lr": 1e-3}).tuner.rule  # type: ignore[attr-defined]
+        rates = {
+            tuple(factor.shape): group["lr"] for group in rule.meta_optimizer.param_groups for factor in group["params"]
+        }
+        assert rates == {(256, 256): pytest.approx(1e-3 * expected), (8, 8): 1e-3, (8, 256): 1e-3}
+
+
 def test_ablations_reach_the_tuner():
     overrides = {"fsd_batch": "same", "fsd_weight": 0.7, "wsd_weight": 0.2, "interval": 3}
     tuner = build("sgd-apo", classification(), overrides).tuner  # type: ignore[attr-defined]
