@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from apo_experiments.problem import Batches
 
@@ -59,8 +61,14 @@ class EpochBatches(Batches):
                 f"state has position {position} of {self.steps_per_epoch} batches; it belongs to another stream."
             )
         self._position = position
-        # Generators take their state from the CPU, also those of a GPU.
-        self._epoch_start = state["generator"].clone().cpu()
+        self._epoch_start = self._own_state(state["generator"].clone().cpu())
         self._generator.set_state(self._epoch_start)
         if position < self.steps_per_epoch:
             self.start_epoch(self._generator)
+
+    def _own_state(self, state: Tensor) -> Tensor:
+        """Return a state for this generator; one from another kind of device only decides which."""
+        if state.shape == self._generator.get_state().shape:
+            return state
+        digest = hashlib.sha256(bytes(state.tolist())).digest()
+        return self._generator.manual_seed(int.from_bytes(digest[:7], "big")).get_state()
