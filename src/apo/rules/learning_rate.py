@@ -216,12 +216,9 @@ class LearningRate(Rule):
 
     def coupled_weight_decay(self) -> list[float]:
         """Return the L2 coefficient of each moved parameter (0 where the optimizer's decay is decoupled)."""
-        return [
-            coupled_decay(self.optimizer, group)
-            for group in self._groups
-            for p in group["params"]
-            if p.grad is not None
-        ]
+        decays = [coupled_decay(self.optimizer, group) for group in self._groups]
+        pairs = zip(decays, self._groups, strict=True)
+        return [decay for decay, group in pairs for p in group["params"] if p.grad is not None]
 
     def warnings(self) -> list[str]:
         """Tell if a rate sits at one of its bounds."""
