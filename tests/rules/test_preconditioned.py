@@ -84,6 +84,18 @@ def test_the_warm_up_may_have_an_interval_of_its_own():
     assert [record.step for record in tuner.history] == [0, 1, 2, 3, 6, 12]
 
 
+def test_a_warm_up_that_does_not_end_says_so_and_falls_back_to_the_tuners_interval():
+    _, rule = build(warmup_steps=3, warmup_interval=1)
+    take_steps(rule, 6)
+    hurts(rule)
+    assert rule.interval == 1 and not rule.warnings()
+    take_steps(rule, 1)
+    assert rule.interval is None and "guard=False" in rule.warnings()[0]
+    for _ in range(3):
+        helps(rule)
+    assert not rule.optimizer.warming_up and not rule.warnings()
+
+
 def test_the_summary_tells_the_size_of_p():
     model, rule = build()
     tuner = apo.APO(model, rule, loss=F.cross_entropy)

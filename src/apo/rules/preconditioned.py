@@ -101,8 +101,13 @@ class Preconditioned(Rule):
 
     @property
     def interval(self) -> int | None:
-        """During the warm-up, its own interval."""
-        return self.warmup_interval if self.optimizer.warming_up else None
+        """During the warm-up, its own interval; one that does not end is not to stay so costly."""
+        return self.warmup_interval if self.optimizer.warming_up and not self._overdue else None
+
+    @property
+    def _overdue(self) -> bool:
+        """Whether the guard has kept P waiting for as long as the warm-up was to last."""
+        return self.optimizer.warming_up and self.optimizer.steps > 2 * self.optimizer.warmup_steps
 
     @property
     def split(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -168,6 +173,16 @@ class Preconditioned(Rule):
         everywhere = torch.stack([value.to(values[0].device) for value in values]).float()
         mean, low, high = torch.stack([everywhere.mean(), *everywhere.aminmax()]).tolist()
         return {"P/mean": mean, "P/min": low, "P/max": high}
+
+    def warnings(self) -> list[str]:
+        """Tell if the guard does not let P take over."""
+        if not self._overdue:
+            return []
+        return [
+            f"the warm-up has lasted twice its {self.optimizer.warmup_steps} steps, because looking ahead along P g "
+            f"does not lower Q at {self.patience} meta-steps in a row: lower the meta-rate (wide layers want "
+            "less), raise wsd_weight, lower lr, or hand over all the same with guard=False"
+        ]
 
     def detach(self) -> None:
         """Leave the preconditioner as it is: fixed from now on."""
