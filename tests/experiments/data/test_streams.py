@@ -180,6 +180,17 @@ def test_too_long_pairs_are_left_out_and_counted() -> None:
         TextBatches([([5], [6])], max_tokens=1, seed=0)
 
 
+@pytest.mark.parametrize("make", STREAMS)
+def test_a_state_from_another_kind_of_device_keeps_the_place_and_decides_the_order(make: Make) -> None:
+    states = [{"generator": torch.arange(16, dtype=torch.uint8) + shift, "position": 2} for shift in (0, 0, 1)]
+    streams = [make() for _ in states]
+    for stream, state in zip(streams, states, strict=True):
+        stream.load_state_dict(state)
+    batches = [take(stream, 2 * stream.steps_per_epoch - 2) for stream in streams]
+    assert equal(batches[0], batches[1]) and not equal(batches[0], batches[2])
+    assert streams[0].state_dict()["position"] == streams[0].steps_per_epoch
+
+
 def test_wrong_arguments_are_named() -> None:
     with pytest.raises(ValueError, match="batch_size is 24"):
         ImageBatches(IMAGES, LABELS, 24, 0)
