@@ -368,7 +368,7 @@ class Tuner:
             self.rule.adopt_optimizer_state()
             return
         self.steps = int(loaded["steps"])
-        self._begun = bool(loaded["begun"])
+        self._begun = bool(loaded.get("begun", self.steps > 0))  # 0.1.0 did not say
         self.skipped_meta_updates = int(loaded["skipped_meta_updates"])
         self.rule.load_state_dict(loaded["rule"])
         self.fsd_batches.load_state_dict(loaded["fsd_batches"], self.device)

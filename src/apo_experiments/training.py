@@ -15,9 +15,9 @@ from torch import nn
 
 from apo.isolation import RandomState, undisturbed
 from apo_experiments import backends
+from apo_experiments.compiled import CompiledNetwork
 from apo_experiments.errors import UserError
 from apo_experiments.method import Method
-from apo_experiments.methods.compiled import CompiledNetwork
 from apo_experiments.problem import Budget
 from apo_experiments.recipe import Recipe, Setting
 from apo_experiments.runs import RunConfig

@@ -24,6 +24,8 @@ from apo.vectors import dot
 __all__ = ["Preconditioned", "meta_adam"]
 
 _SEARCH_BOUNDS = (1e-8, 1e6)
+#: How many times its patience a guard may wait before it is worth a word.
+_LONG_WAIT = 10
 
 
 class Preconditioned(Rule):
@@ -79,6 +81,7 @@ class Preconditioned(Rule):
             self.phi() or [torch.zeros(0)]  # a process that keeps no block
         )
         self._streak = 0
+        self._waited = 0  # meta-steps since the warm-up could have ended
 
     @classmethod
     def paper(cls, optimizer: Preconditioner, **options: Any) -> Preconditioned:
@@ -106,8 +109,10 @@ class Preconditioned(Rule):
 
     @property
     def _overdue(self) -> bool:
-        """Whether the guard has kept P waiting for as long as the warm-up was to last."""
-        return self.optimizer.warming_up and self.optimizer.steps > 2 * self.optimizer.warmup_steps
+        """Whether the guard has kept P waiting for as long as the warm-up was to last, and for many meta-steps."""
+        optimizer = self.optimizer
+        long = optimizer.steps > 2 * optimizer.warmup_steps and self._waited >= _LONG_WAIT * self.patience
+        return long and optimizer.warming_up
 
     @property
     def split(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -155,7 +160,10 @@ class Preconditioned(Rule):
         """Hand over once the warm-up is over and the look-ahead helps."""
         self._streak = self._streak + 1 if objective < loss else 0
         optimizer = self.optimizer
-        if optimizer.warming_up and optimizer.warmup_elapsed and self._streak >= self.patience:
+        if not (optimizer.warming_up and optimizer.warmup_elapsed):
+            return
+        self._waited += 1
+        if self._streak >= self.patience:
             optimizer.hand_over()
 
     def coupled_weight_decay(self) -> list[float]:
@@ -190,13 +198,13 @@ class Preconditioned(Rule):
         self.optimizer.guarded = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the meta-optimizer and the guard's count; the factors are in the optimizer's own state."""
-        return {"meta_optimizer": self.meta_optimizer.state_dict(), "streak": self._streak}
+        """Return the meta-optimizer and the guard's counts; the factors are in the optimizer's own state."""
+        return {"meta_optimizer": self.meta_optimizer.state_dict(), "streak": self._streak, "waited": self._waited}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the meta-optimizer and the guard's count back."""
+        """Take the meta-optimizer and the guard's counts back."""
         self.meta_optimizer.load_state_dict(state["meta_optimizer"])
-        self._streak = int(state["streak"])
+        self._streak, self._waited = int(state["streak"]), int(state.get("waited", 0))
 
 
 def meta_adam(phi: list[Tensor], lr: float, betas: tuple[float, float] = (0.9, 0.999)) -> torch.optim.Adam:

@@ -11,8 +11,8 @@ from tests.experiments.methods.conformance import Cycle, build, classification, 
 from torch import nn
 
 import apo
+from apo_experiments.compiled import CompiledNetwork
 from apo_experiments.methods import tuned
-from apo_experiments.methods.compiled import CompiledNetwork
 from apo_experiments.methods.graphed import GraphedPass
 from apo_experiments.methods.graphed_network import GraphedNetwork
 from apo_experiments.methods.passes import EagerPass, TrainingPass
