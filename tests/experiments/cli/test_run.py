@@ -68,6 +68,16 @@ def test_the_same_command_does_not_repeat_what_is_finished(apo):
     assert first.out == again.out
 
 
+def test_a_compiled_run_says_so_and_is_the_same_run(apo, monkeypatch):
+    compiled = []
+    monkeypatch.setattr("apo_experiments.training.CompiledNetwork", lambda network: compiled.append(network) or network)
+    assert apo("run", "little-mlp", "--scale", "smoke", "--method", "SGD", "--compile").code == 0
+    (record,) = records.find(Path("runs"))
+    assert record.config.compiled and len(compiled) == 1
+    assert apo("run", "little-mlp", "--scale", "smoke", "--method", "SGD").code == 0
+    assert len(records.find(Path("runs"))) == 1, "the run is finished, compiled or not"
+
+
 def test_method_seeds_and_set_choose_the_runs(apo):
     done = apo(
         "run", "little-mlp", "--scale", "smoke", "--method", "SGD", "--seeds", "1", "--set", "lr=0.05", "epochs=3"
