@@ -52,7 +52,7 @@ class RandomState:
         if not self.has_host:
             return self
         python, numpy = _host_streams()
-        unmoved = python == self.python and _as_bytes(numpy) == _as_bytes(self.numpy)
+        unmoved = python == self.python and _without_arrays(numpy) == _without_arrays(self.numpy)
         return replace(self, python=None, numpy=None) if unmoved else self
 
     def restore(self) -> None:
@@ -179,13 +179,6 @@ def _host_streams() -> tuple[tuple, dict[str, Any] | None]:
 def _numpy_random() -> Any:
     """Return NumPy's module of random numbers, if anybody has imported it."""
     return sys.modules.get("numpy.random")
-
-
-def _as_bytes(tree: Any) -> Any:
-    """Turn the arrays in a state of NumPy's generator into bytes, which are compared at once."""
-    if isinstance(tree, dict):
-        return {key: _as_bytes(value) for key, value in tree.items()}
-    return tree.tobytes() if hasattr(tree, "tobytes") else tree
 
 
 def _without_arrays(tree: Any) -> Any:

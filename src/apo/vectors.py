@@ -87,14 +87,10 @@ def _flat(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     one, other = wide(one), wide(other)
     if one.is_complex():  # the inner product of real and imaginary parts, as gradients of complex parameters have it
         one, other = torch.view_as_real(one), torch.view_as_real(other)
-    if one.is_contiguous() or one.stride() != other.stride() or not _is_channels_last(one):
-        return one.reshape(-1), other.reshape(-1)
-    return one.as_strided((one.numel(),), (1,)), other.as_strided((one.numel(),), (1,))
-
-
-def _is_channels_last(tensor: Tensor) -> bool:
-    format = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.ndim)
-    return format is not None and tensor.is_contiguous(memory_format=format)
+    if not one.is_contiguous() and one.stride() == other.stride():  # channels last
+        order = sorted(range(one.ndim), key=one.stride, reverse=True)
+        one, other = one.permute(order), other.permute(order)
+    return one.reshape(-1), other.reshape(-1)
 
 
 def _any_sharded(tensors: Vector) -> bool:

@@ -144,6 +144,17 @@ def test_counters_and_skipped_updates_come_back():
     assert (other.tuner.steps, other.tuner.skipped_meta_updates, len(other.tuner.history)) == (4, 2, 2)
 
 
+def test_a_state_of_the_first_release_which_did_not_say_whether_training_had_begun_is_read():
+    before = Run("explicit", "sgdm")
+    before.train(range(3))
+    state = before.tuner.state_dict()
+    del state["begun"]
+    after = Run("explicit", "sgdm")
+    after.tuner.load_state_dict(state)
+    assert after.tuner.steps == 3 and after.tuner._begun  # no second warm start
+    assert after.tuner.rule.rates() == before.tuner.rule.rates()
+
+
 def test_the_random_stream_is_restored_unless_declined():
     run = Run("explicit").train(range(2))
     state = saved_and_loaded(run.tuner.state_dict())

@@ -24,8 +24,8 @@ from apo.vectors import dot
 __all__ = ["Preconditioned", "meta_adam"]
 
 _SEARCH_BOUNDS = (1e-8, 1e6)
-#: How many times its patience a guard may wait before it is worth a word.
-_LONG_WAIT = 10
+#: Steps that a guard may wait before it is worth a word, however short the warm-up was.
+_LONG_WAIT = 300
 
 
 class Preconditioned(Rule):
@@ -81,7 +81,6 @@ class Preconditioned(Rule):
             self.phi() or [torch.zeros(0)]  # a process that keeps no block
         )
         self._streak = 0
-        self._waited = 0  # meta-steps since the warm-up could have ended
 
     @classmethod
     def paper(cls, optimizer: Preconditioner, **options: Any) -> Preconditioned:
@@ -109,10 +108,9 @@ class Preconditioned(Rule):
 
     @property
     def _overdue(self) -> bool:
-        """Whether the guard has kept P waiting for as long as the warm-up was to last, and for many meta-steps."""
-        optimizer = self.optimizer
-        long = optimizer.steps > 2 * optimizer.warmup_steps and self._waited >= _LONG_WAIT * self.patience
-        return long and optimizer.warming_up
+        """Whether the guard has kept P waiting for as long as the warm-up was to last."""
+        waited = self.optimizer.steps - self.optimizer.warmup_steps
+        return self.optimizer.warming_up and waited > max(self.optimizer.warmup_steps, _LONG_WAIT)
 
     @property
     def split(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -160,10 +158,7 @@ class Preconditioned(Rule):
         """Hand over once the warm-up is over and the look-ahead helps."""
         self._streak = self._streak + 1 if objective < loss else 0
         optimizer = self.optimizer
-        if not (optimizer.warming_up and optimizer.warmup_elapsed):
-            return
-        self._waited += 1
-        if self._streak >= self.patience:
+        if optimizer.warming_up and optimizer.warmup_elapsed and self._streak >= self.patience:
             optimizer.hand_over()
 
     def coupled_weight_decay(self) -> list[float]:
@@ -187,9 +182,9 @@ class Preconditioned(Rule):
         if not self._overdue:
             return []
         return [
-            f"the warm-up has lasted twice its {self.optimizer.warmup_steps} steps, because looking ahead along P g "
-            f"does not lower Q at {self.patience} meta-steps in a row: lower the meta-rate (wide layers want "
-            "less), raise wsd_weight, lower lr, or hand over all the same with guard=False"
+            f"the warm-up of {self.optimizer.warmup_steps} steps does not end, because looking ahead along P g does "
+            f"not lower Q at {self.patience} meta-steps in a row: lower the meta-rate (wide layers want less), raise "
+            "wsd_weight, lower lr, or hand over all the same with guard=False"
         ]
 
     def detach(self) -> None:
@@ -198,13 +193,13 @@ class Preconditioned(Rule):
         self.optimizer.guarded = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the meta-optimizer and the guard's counts; the factors are in the optimizer's own state."""
-        return {"meta_optimizer": self.meta_optimizer.state_dict(), "streak": self._streak, "waited": self._waited}
+        """Return the meta-optimizer and the guard's count; the factors are in the optimizer's own state."""
+        return {"meta_optimizer": self.meta_optimizer.state_dict(), "streak": self._streak}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the meta-optimizer and the guard's counts back."""
+        """Take the meta-optimizer and the guard's count back."""
         self.meta_optimizer.load_state_dict(state["meta_optimizer"])
-        self._streak, self._waited = int(state["streak"]), int(state.get("waited", 0))
+        self._streak = int(state["streak"])
 
 
 def meta_adam(phi: list[Tensor], lr: float, betas: tuple[float, float] = (0.9, 0.999)) -> torch.optim.Adam:

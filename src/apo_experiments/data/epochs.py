@@ -61,6 +61,7 @@ class EpochBatches(Batches):
                 f"state has position {position} of {self.steps_per_epoch} batches; it belongs to another stream."
             )
         self._position = position
+        # Generators take their state from the CPU, also those of a GPU.
         self._epoch_start = self._own_state(state["generator"].clone().cpu())
         self._generator.set_state(self._epoch_start)
         if position < self.steps_per_epoch:

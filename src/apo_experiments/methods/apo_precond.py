@@ -69,12 +69,12 @@ def _warmup(parameters: list[nn.Parameter], hyper: Mapping[str, Any]) -> Optimiz
 def _by_width(
     build: Callable[[list[Tensor]], Optimizer], optimizer: apo.Preconditioner, power: float
 ) -> Callable[[list[Tensor]], Optimizer]:
-    """Return a factory of meta-optimizers that learn wide factors more slowly."""
+    """Return a factory of meta-optimizers that learn wide matrices more slowly; scales are no matrices."""
     widths = {
         factor: factor.shape[-1] / _WIDTH
         for layer in optimizer.layers
         for name, factor in layer.block.factors.items()
-        if name != "S" and factor.shape[-1] > _WIDTH
+        if name not in ("S", "s") and factor.shape[-1] > _WIDTH
     }
 
     def factory(phi: list[Tensor]) -> Optimizer:

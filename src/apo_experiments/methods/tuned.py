@@ -78,6 +78,7 @@ class TunedStepper(Stepper):
         warmup = getattr(self.tuner.optimizer, "warmup", None)
         optimizers = [self.tuner.optimizer] if warmup is None else [self.tuner.optimizer, warmup]
         schedulers = (build_scheduler(optimizer, hyper, budget) for optimizer in optimizers)
+        # Of the rules' settings, only a preconditioner has one for this: the meta-rate of a rate stays.
         learning = build_scheduler(
             rule.meta_optimizer, {**hyper, "schedule": hyper.get("meta_schedule", "fixed")}, budget
         )

@@ -152,13 +152,15 @@ def test_meta_rate_of_the_preconditioner_follows_its_own_schedule():
 
 
 def test_wide_factors_learn_more_slowly_if_asked_to():
-    task = Problem(nn.Linear(255, 8), nn.functional.mse_loss, Cycle([]), lambda model: {})
+    model = nn.Sequential(nn.Linear(255, 8), nn.Linear(8, 99, bias=False), nn.BatchNorm1d(99))
+    task = Problem(model, nn.functional.mse_loss, Cycle([]), lambda model: {})
     for power, expected in ((0.0, 1.0), (1.0, 0.25)):
         rule = build("apo-precond", task, {"meta_width": power, "meta_lr": 1e-3}).tuner.rule  # type: ignore[attr-defined]
         rates = {
             tuple(factor.shape): group["lr"] for group in rule.meta_optimizer.param_groups for factor in group["params"]
         }
-        assert rates == {(256, 256): pytest.approx(1e-3 * expected), (8, 8): 1e-3, (8, 256): 1e-3}
+        wide = {(256, 256): pytest.approx(1e-3 * expected), (99, 99): pytest.approx(1e-3 * (64 / 99) ** power)}
+        assert rates == {**wide, (8, 8): 1e-3, (8, 256): 1e-3, (99, 8): 1e-3, (99,): 1e-3}
 
 
 def test_ablations_reach_the_tuner():
