@@ -177,6 +177,8 @@ class CurvatureOptimizer(Optimizer, ABC):
 
     def _note(self, index: int) -> Callable[[nn.Module, tuple, Tensor], None]:
         def hook(module: nn.Module, inputs: tuple, output: Tensor) -> None:
+            if torch.compiler.is_compiling():
+                return  # a pass that is compiled once for all steps is one without statistics
             if self.wants_statistics and output.requires_grad and torch.is_grad_enabled():
                 self._calls[index].append((inputs[0].detach(), output))
 

@@ -55,10 +55,7 @@ class FactoredLayer:
         """Bring the layer's inputs into the layout ``[batch, shared, in (+ 1)]``."""
         inputs = inputs.to(self.dtype)
         if isinstance(self.module, nn.Conv2d):
-            layer = self.module
-            rows = functional.unfold(
-                inputs, layer.kernel_size, layer.dilation, _pair(layer.padding), layer.stride
-            ).transpose(1, 2)
+            rows = _patches(inputs, self.module)
         else:
             rows = inputs.reshape(inputs.shape[0], -1, inputs.shape[-1])
         return rows if self.module.bias is None else functional.pad(rows, (0, 1), value=1.0)
@@ -110,6 +107,19 @@ def factored_layers(network: nn.Module) -> Iterator[FactoredLayer]:
 
 def _is_plain(layer: nn.Conv2d) -> bool:
     return layer.groups == 1 and layer.padding_mode == "zeros" and layer.padding != "same"
+
+
+def _patches(images: Tensor, layer: nn.Conv2d) -> Tensor:
+    """Return the patch at each location, ``[batch, locations, channels x height x width]``.
+
+    A view of all windows that is copied once: torch's ``unfold`` for images launches a kernel for every one of them.
+    """
+    vertical, horizontal = _pair(layer.padding)
+    windows = functional.pad(images, (horizontal, horizontal, vertical, vertical))
+    for axis in (0, 1):
+        extent = layer.dilation[axis] * (layer.kernel_size[axis] - 1) + 1
+        windows = windows.unfold(2 + axis, extent, layer.stride[axis])[..., :: layer.dilation[axis]]
+    return windows.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
 
 
 def _pair(padding: str | tuple[int, ...]) -> tuple[int, ...]:

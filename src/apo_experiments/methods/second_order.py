@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, final
 
 from torch import Tensor, nn
@@ -113,8 +113,7 @@ class SecondOrderStepper(Stepper):
         self._problem = problem
         self._optimizer = optimizer
         self._likelihood = Likelihood.of(_discrepancy(problem))
-        # Hooks on the layers decide at every call whether to look on, which a compiled network cannot do.
-        self._pass = training_pass(replace(problem, trained_as=None), hyper)
+        self._pass = training_pass(problem, hyper)  # for steps without statistics
         self._precision = hyper["precision"]
         self._clip = hyper["clip_grad_norm"]
         self._scheduler = build_scheduler(optimizer, hyper, budget)
