@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from apo.errors import ReplayError
 from apo.isolation import modes_of, with_modes
+from apo.network import every_module
 from apo.processes import leaves_gradients, through_wrapper
 from apo.records import MetaStep
 from apo.replay import Autocast, Call, Recording, Slot, own_loss, tree_map
@@ -167,7 +168,7 @@ class Attached(Tuner):
         modes = []
         if self.is_meta_step():
             # The loop may call model.eval() before the step.
-            modes = modes_of(module for part in (self.model, self._criterion) if part for module in part.modules())
+            modes = modes_of(every_module(part for part in (self.model, self._criterion) if part is not None))
             kept = tree_map(Tensor.detach, prediction) if self.fsd_batches.is_same else None
             # A copy: whoever weights the loss in place shall not change it here.
             recording = replace(recording.ended(), loss=loss.detach().clone(), prediction=kept)

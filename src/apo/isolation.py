@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from apo.network import every_module
 from apo.vectors import assign_, copies
 
 __all__ = ["RandomState", "Surface", "modes_of", "undisturbed", "with_modes"]
@@ -52,7 +53,7 @@ class RandomState:
         if not self.has_host:
             return self
         python, numpy = _host_streams()
-        unmoved = python == self.python and _without_arrays(numpy) == _without_arrays(self.numpy)
+        unmoved = python == self.python and _arrays_as("tobytes", numpy) == _arrays_as("tobytes", self.numpy)
         return replace(self, python=None, numpy=None) if unmoved else self
 
     def restore(self) -> None:
@@ -68,7 +69,9 @@ class RandomState:
 
     def state_dict(self) -> dict[str, object]:
         """Return plain data that ``torch.load(weights_only=True)`` accepts."""
-        return {"cpu": self.cpu, "cuda": dict(self.cuda), "python": self.python, "numpy": _without_arrays(self.numpy)}
+        # NumPy's generator takes lists back as well.
+        numpy = _arrays_as("tolist", self.numpy)
+        return {"cpu": self.cpu, "cuda": dict(self.cuda), "python": self.python, "numpy": numpy}
 
     @classmethod
     def from_state_dict(cls, state: dict) -> RandomState:
@@ -86,7 +89,7 @@ class Surface:
     """
 
     def __init__(self, modules: Iterable[nn.Module], parameters: Iterable[Tensor]) -> None:
-        self._owners = [owner for module in modules for owner in module.modules()]
+        self._owners = every_module(modules)
         tensors = {id(p): p for owner in self._owners for p in owner._parameters.values() if p is not None}
         tensors |= {id(p): p for p in parameters}
         self._parameters = list(tensors.values())
@@ -150,7 +153,8 @@ def undisturbed(modules: Iterable[nn.Module], parameters: Iterable[Tensor]) -> A
 
 def _is_expanded(tensor: Tensor) -> bool:
     """Tell whether elements share memory, as ``expand`` makes them: torch lets nobody write into such a tensor."""
-    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    strides = tensor.stride()
+    return 0 in strides and any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, strides, strict=True))
 
 
 def modes_of(modules: Iterable[nn.Module]) -> list[tuple[nn.Module, bool]]:
@@ -181,8 +185,8 @@ def _numpy_random() -> Any:
     return sys.modules.get("numpy.random")
 
 
-def _without_arrays(tree: Any) -> Any:
-    """Turn the arrays in a state of NumPy's generator into lists, which it takes back as well."""
+def _arrays_as(method: str, tree: Any) -> Any:
+    """Turn the arrays in a state of NumPy's generator into something plain, by one of their methods."""
     if isinstance(tree, dict):
-        return {key: _without_arrays(value) for key, value in tree.items()}
-    return tree.tolist() if hasattr(tree, "tolist") else tree
+        return {key: _arrays_as(method, value) for key, value in tree.items()}
+    return getattr(tree, method)() if hasattr(tree, method) else tree

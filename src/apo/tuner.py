@@ -20,6 +20,7 @@ from apo.errors import ApoWarning, ReplayError
 from apo.fsd_batches import fsd_batches
 from apo.hooks import Hooks
 from apo.isolation import RandomState
+from apo.network import devices_of
 from apo.objective import ProximalObjective
 from apo.processes import whole
 from apo.records import History, MetaStep
@@ -387,7 +388,7 @@ class Tuner:
         """Note what running a call again depends on; the batch of another step serves as B', with other randomness."""
         if not self.is_meta_step():
             return call
-        return replace(call, random_state=RandomState.capture({p.device for p in self.model.parameters()})).sealed()
+        return replace(call, random_state=RandomState.capture(devices_of(self.model))).sealed()
 
 
 def _to_device(batch: Any, device: torch.device) -> Any:
