@@ -17,7 +17,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 import torch
 from measuring.cases import CASES, MISSING, cases_for, measure
-from measuring.results import environment, hardware_line, text_table, write_json, write_markdown
+from measuring.results import environment, hardware_line, text_table, with_earlier, write_json, write_markdown
 from measuring.timing import CLOCKS, WINDOW
 from measuring.workloads import CPU_WORKLOADS, CUDA_WORKLOADS, SMOKE_WORKLOADS
 
@@ -30,6 +30,7 @@ def _cores() -> int:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True, help="file for the results")
+    parser.add_argument("--update", action="store_true", help="keep the cases of that file that are not measured now")
     parser.add_argument("--markdown", type=Path, help="Markdown file whose table of results is replaced")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--repeats", type=int, default=5, help=f"how often {WINDOW} steps of each case are timed")
@@ -66,6 +67,8 @@ def main() -> None:
     if not rows:
         raise SystemExit(f"no case fits --cases {' '.join(options.cases)}: the names are {', '.join(CASES)}")
     where = environment(device, options.clock)
+    if options.update:
+        rows = with_earlier(options.json, rows, where)
     write_json(options.json, rows, where)
     if options.markdown is not None:
         write_markdown(options.markdown, rows, where)

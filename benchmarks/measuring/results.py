@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
@@ -79,6 +79,24 @@ def write_json(path: Path, rows: Sequence[Row], where: dict[str, str | int]) -> 
     """Write the list of cases; every entry says where it was measured."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps([asdict(row) | where for row in rows], indent=2) + "\n")
+
+
+def with_earlier(path: Path, rows: Sequence[Row], where: dict[str, str | int]) -> list[Row]:
+    """Put rows among those of an earlier file in place of the same cases; the others have to be of the same machine.
+
+    Raises:
+        ValueError: They are not.
+    """
+    entries = json.loads(path.read_text()) if path.exists() else []
+    names = [field.name for field in fields(Row)]
+    for entry in entries:
+        differs = [f"{key} {entry[key]}" for key in where if entry[key] != where[key]]
+        if differs:
+            raise ValueError(f"{path} was measured with {', '.join(differs)}: name another file")
+    measured = {row.case: row for row in rows}
+    earlier = [Row(**{name: entry[name] for name in names}) for entry in entries]
+    kept = [measured.pop(row.case, row) for row in earlier]
+    return [*kept, *measured.values()]
 
 
 def text_table(rows: Sequence[Row]) -> str:

@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from benchmarks.measuring.cases import MISSING, cases_for
 from benchmarks.measuring.contenders import AttachedRate, Bare, LearnedRate
 from benchmarks.measuring.memory import peak_memory
-from benchmarks.measuring.results import Row, text_table, write_markdown
+from benchmarks.measuring.results import Row, text_table, with_earlier, write_json, write_markdown
 from benchmarks.measuring.rivals import HAS_TORCHOPT, TorchOpt, Unrolled
 from benchmarks.measuring.timing import Runner, Timing, compare, interleaved_times
 from benchmarks.measuring.workloads import CPU_WORKLOADS, SMOKE_WORKLOADS
@@ -144,3 +145,15 @@ def test_a_table_replaces_the_one_of_its_device_and_leaves_the_rest(tmp_path):
     write_markdown(readme, [row], where)
     assert readme.read_text() == text
     assert "1.240x" in text_table([row])
+
+
+def test_cases_that_are_measured_anew_take_the_place_of_earlier_ones(tmp_path):
+    first, second, third = (Row(name, 1.2, 0.1, 1.0, 2.0, 0.03, 0.02, 200, 190, 7) for name in "abc")
+    where = {"device": "cpu", "device_name": "a processor", "threads": 2, "clock": "wall", "torch": "2.13", "apo": "0"}
+    file = tmp_path / "results.json"
+    assert with_earlier(file, [second], where) == [second]
+    write_json(file, [first, second], where)
+    anew = replace(second, ratio=1.5)
+    assert with_earlier(file, [third, anew], where) == [first, anew, third]
+    with pytest.raises(ValueError, match="threads 2"):
+        with_earlier(file, [anew], where | {"threads": 4})
