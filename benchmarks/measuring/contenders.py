@@ -51,11 +51,17 @@ class Bare(Contender):
 
 
 class LearnedRate(Contender):
-    """The learning-rate rule through the explicit door, ``tuner.step(inputs, target)``."""
+    """The learning-rate rule through the explicit door, ``tuner.step(inputs, target)``.
 
-    def __init__(self, model: nn.Module, interval: int) -> None:
+    Args:
+        model: The network.
+        interval: Steps between meta-steps.
+        cuda_graph: See :class:`apo.Tuner`.
+    """
+
+    def __init__(self, model: nn.Module, interval: int, cuda_graph: bool = False) -> None:
         super().__init__(model, interval)
-        self.tuner = apo.APO(model, sgd(model), loss=F.cross_entropy, interval=interval)
+        self.tuner = apo.APO(model, sgd(model), loss=F.cross_entropy, interval=interval, cuda_graph=cuda_graph)
 
     def step(self, inputs: Tensor, target: Tensor) -> None:
         self.tuner.step(inputs, target)
@@ -81,13 +87,14 @@ class KroneckerRule(Contender):
     Args:
         model: The network.
         interval: Steps between meta-steps.
+        cuda_graph: See :class:`apo.Tuner`.
         options: Options of the preconditioner.
     """
 
-    def __init__(self, model: nn.Module, interval: int, **options: Any) -> None:
+    def __init__(self, model: nn.Module, interval: int, cuda_graph: bool = False, **options: Any) -> None:
         super().__init__(model, interval)
         optimizer = apo.Kronecker(model, lr=LEARNING_RATE, **options)
-        self.tuner = apo.APO(model, optimizer, loss=F.cross_entropy, interval=interval)
+        self.tuner = apo.APO(model, optimizer, loss=F.cross_entropy, interval=interval, cuda_graph=cuda_graph)
 
     def step(self, inputs: Tensor, target: Tensor) -> None:
         self.tuner.step(inputs, target)

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from apo.errors import MissingBatchError, NonFiniteError, ReplayError
 from apo.fsd_batches import FSDBatches
+from apo.graphed_network import GraphedNetwork
 from apo.isolation import RandomState, Surface
 from apo.objective import ProximalObjective, add_weight_decay_gradient_, weight_decay_value
 from apo.processes import Processes, fold_up
@@ -55,7 +56,8 @@ class _LookAhead:
 class _Surroundings:
     """What stays the same while look-aheads from one theta are evaluated."""
 
-    surface: Surface  # what the passes may touch
+    network: nn.Module  # what runs in the passes
+    surface: Surface  # what they may touch
     parameters: list[Tensor]
     origin: list[Tensor]  # theta
     decay: list[float]  # coupled weight decay of each parameter
@@ -85,6 +87,7 @@ class Engine:
         objective: The meta-objective.
         batches: Where the batch of the function-space term comes from.
         scaler: The ``GradScaler`` of a float16 run, so that look-ahead gradients are scaled as well.
+        cuda_graph: Whether the network's passes are captured as CUDA graphs and replayed.
     """
 
     def __init__(
@@ -95,8 +98,10 @@ class Engine:
         objective: ProximalObjective,
         batches: FSDBatches,
         scaler: Any = None,
+        cuda_graph: bool = False,
     ) -> None:
         self.model = model
+        self._graphed = GraphedNetwork(model) if cuda_graph else None
         self.criterion = criterion
         self.rule = rule
         self.objective = objective
@@ -128,8 +133,8 @@ class Engine:
             return None
         origin = [theta[p] for p in parameters]
         assign_(parameters, origin)
-        around = self._surroundings(parameters, origin, recordings)
         processes = Processes.of(self.model, parameters)
+        around = self._surroundings(parameters, origin, recordings, processes)
         rule.agree = processes.agree
         if first:
             rule.first_look(proposal, lambda displacement: self._look(displacement, around).gradient)
@@ -182,7 +187,7 @@ class Engine:
         return [*means, math.sqrt(sum(n * n for n in norms)) if split else sum(norms) / len(norms)]
 
     def _surroundings(
-        self, parameters: list[Tensor], origin: list[Tensor], recordings: Sequence[Recording]
+        self, parameters: list[Tensor], origin: list[Tensor], recordings: Sequence[Recording], processes: Processes
     ) -> _Surroundings:
         for recording in recordings:
             recording.check_unchanged()
@@ -192,7 +197,14 @@ class Engine:
         others: list[Recording] = []
         if self.objective.needs_other_batch and not self.batches.is_same:
             others = [self._drawn(recordings[-1], surface)]
-        return _Surroundings(surface, parameters, origin, decay, list(recordings), others, self._scale())
+        network = self._network_for(recordings, processes)
+        return _Surroundings(network, surface, parameters, origin, decay, list(recordings), others, self._scale())
+
+    def _network_for(self, recordings: Sequence[Recording], processes: Processes) -> nn.Module:
+        """Return what stands for the network: graphs, where they are wanted and can do what the network does."""
+        once = all(len(recording.calls) == 1 for recording in recordings)  # they keep the activations of one call
+        # Replayed passes would not average their gradients over the processes.
+        return self._graphed if self._graphed is not None and once and not processes.groups else self.model
 
     def _look(self, displacement: Sequence[Tensor], around: _Surroundings) -> _LookAhead:
         """Evaluate Q and its gradient at theta + displacement, and come back to theta.
@@ -207,7 +219,7 @@ class Engine:
                 advance_(parameters, displacement, 1.0)
                 fold_up(self.model.modules())
                 for part in self._parts(around, old_predictions):
-                    total = self._evaluated(part, losses, discrepancies)
+                    total = self._evaluated(around.network, part, losses, discrepancies)
                     if total is not None:
                         _times(total, around.scale).backward()
                 gradient = [_gradient(p, around.scale) for p in parameters]
@@ -228,7 +240,7 @@ class Engine:
             return [recording.prediction for recording in around.batches]
         if around.at_theta is None:
             with torch.no_grad(), _explained():
-                around.at_theta = [recording.evaluate(self.model, self.criterion) for recording in around.others]
+                around.at_theta = [other.evaluate(around.network, self.criterion) for other in around.others]
         return [prediction for prediction, _ in around.at_theta]
 
     def _loss_term_at_theta(self, around: _Surroundings) -> Tensor:
@@ -249,11 +261,13 @@ class Engine:
         parts = [_Part(batch, 1.0 - share, 0.0, None) for batch in around.batches]
         return parts + [_Part(batch, share, fsd, before) for batch, before in zip(around.others, old, strict=True)]
 
-    def _evaluated(self, part: _Part, losses: list[Tensor], discrepancies: list[Tensor]) -> Tensor | None:
+    def _evaluated(
+        self, network: nn.Module, part: _Part, losses: list[Tensor], discrepancies: list[Tensor]
+    ) -> Tensor | None:
         """Run the network on one batch and return its part of Q; note the terms."""
         if not (part.loss_weight or part.fsd_weight):
             return None
-        new, loss = part.batch.evaluate(self.model, self.criterion)
+        new, loss = part.batch.evaluate(network, self.criterion)
         terms = []
         if part.loss_weight:
             if loss is None:

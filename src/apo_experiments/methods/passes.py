@@ -132,7 +132,7 @@ def network_for_meta_steps(problem: Problem, hyper: Mapping[str, Any]) -> nn.Mod
         >>> network_for_meta_steps(problem, {"cuda_graph": False}) is problem.model
         True
     """
-    from apo_experiments.methods.graphed_network import GraphedNetwork
+    from apo.graphed_network import GraphedNetwork
 
     return GraphedNetwork(_network(problem)) if _graphed(problem, hyper) else _network(problem)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 
 import pytest
@@ -14,7 +13,6 @@ import apo
 from apo_experiments.compiled import CompiledNetwork
 from apo_experiments.methods import tuned
 from apo_experiments.methods.graphed import GraphedPass
-from apo_experiments.methods.graphed_network import GraphedNetwork
 from apo_experiments.methods.passes import EagerPass, TrainingPass
 from apo_experiments.problem import Problem
 
@@ -146,38 +144,6 @@ def test_cuda_graph_gives_the_eager_run(name, precision, compiled):
     tolerance = 1e-3 if precision == "float32" else 5e-2
     torch.testing.assert_close(runs[1], runs[0], rtol=tolerance, atol=tolerance)
     assert runs[1][-4:].mean() < runs[1][:4].mean()
-
-
-@pytest.mark.gpu
-def test_graphed_network_gives_the_outputs_gradients_and_statistics_of_the_network():
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)).cuda()
-    plain, graphed = copy.deepcopy(network), GraphedNetwork(network)
-    for index in range(8):
-        inputs, weight = torch.randn(16, 3, 8, 8, device="cuda"), torch.randn(16, 2, device="cuda")
-        for model in (plain, graphed):
-            model.zero_grad()
-            with torch.no_grad():
-                model(inputs.flip(0))
-            for batch in (inputs, inputs.flip(1)):  # gradients of two passes add up
-                (model(batch) * weight).sum().backward()
-        assert (graphed._graphs is not None) == (index >= 1)
-        for one, other in zip(graphed.parameters(), plain.parameters(), strict=True):
-            torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-3)
-        for one, other in zip(graphed.buffers(), plain.buffers(), strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.gpu
-def test_graphed_network_refuses_a_backward_pass_whose_activations_are_gone():
-    graphed = GraphedNetwork(nn.Linear(8, 4).cuda())
-    inputs = torch.randn(3, 8, device="cuda")
-    for _ in range(4):
-        graphed(inputs).sum().backward()
-    first, second = graphed(inputs), graphed(inputs)
-    second.sum().backward()
-    with pytest.raises(RuntimeError, match="before it"):
-        first.sum().backward()
 
 
 @pytest.mark.gpu

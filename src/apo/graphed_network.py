@@ -1,18 +1,19 @@
-"""A network whose forward and backward passes are CUDA graphs, for passes that only the caller knows how to join.
+"""A network whose forward and backward passes are CUDA graphs: replaying one takes the host a single call.
 
-:class:`~apo_experiments.methods.graphed.GraphedPass` replays a whole training pass. A meta-step runs the network on two
-batches, at two points, with two losses: here the network alone is captured, as two graphs, and stands in for itself in
-any of these passes. Losses stay eager, they are a few kernels.
+A meta-step runs the network on two batches, at two points, with two losses. So the network alone is captured, as two
+graphs, and stands in for itself in any of these passes. Losses stay eager, they are a few kernels.
 """
 
 from __future__ import annotations
 
+import copy
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from apo.capture import capture, recorded
+from apo.network import every_module
 from apo.vectors import copies
 
 __all__ = ["GraphedNetwork"]
@@ -26,7 +27,8 @@ class GraphedNetwork(nn.Module):
     """Stands for a network; where that maps one tensor to one tensor, it replays graphs in training mode.
 
     Batches of another shape, evaluation, networks off CUDA and networks that draw random numbers run eagerly. A graph
-    has one set of activations, so a backward pass has to follow its forward pass before the next one.
+    has one set of activations, so a backward pass has to follow its forward pass before the next one. It reads and
+    writes fixed memory: where weights have been moved elsewhere, or a layer has changed its mode, it is captured anew.
 
     Args:
         network: The network, with all of its parameters on one device.
@@ -40,11 +42,14 @@ class GraphedNetwork(nn.Module):
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
-        self._trainable = [p for p in network.parameters() if p.requires_grad]
         self._possible = torch.cuda.is_available() and all(p.is_cuda for p in network.parameters())
         self._graphs: _Graphs | None = None
-        self._pattern: tuple | None = None  # what the batches of the warm-up have in common
-        self._seen = 0
+        self._surroundings: tuple | None = None  # of the last pass in the warm-up, and of the graphs
+        self._seen = 0  # passes in the same surroundings
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GraphedNetwork:
+        """Copy the network; graphs have no copies, and are captured anew."""
+        return GraphedNetwork(copy.deepcopy(self.network, memo))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the network."""
@@ -52,17 +57,19 @@ class GraphedNetwork(nn.Module):
         if not (one and self._possible and self.network.training):
             return self.network(*args, **kwargs)
         inputs = args[0]
-        pattern = _pattern(inputs)
+        surroundings = _surroundings(self.network, inputs)
+        if self._graphs is not None and surroundings[0] != self._surroundings[0]:  # type: ignore[index]
+            self._graphs = None
         if self._graphs is None and torch.is_grad_enabled():
-            self._seen = self._seen + 1 if pattern == self._pattern else 1
-            self._pattern = pattern
+            self._seen = self._seen + 1 if surroundings == self._surroundings else 1
+            self._surroundings = surroundings
             if self._seen > _WARM_UP:
                 self._graphs = self._captured(inputs)
             if self._graphs is None:
                 return self._eager(inputs)
-        if self._graphs is None or pattern != self._pattern:
+        if self._graphs is None or surroundings != self._surroundings:
             return self.network(inputs)
-        return _Replay.apply(self._graphs, inputs, *self._trainable)
+        return _Replay.apply(self._graphs, inputs, *self._graphs.parameters)
 
     def _eager(self, inputs: Tensor) -> Tensor:
         before = torch.cuda.get_rng_state()
@@ -72,7 +79,11 @@ class GraphedNetwork(nn.Module):
         return output
 
     def _captured(self, inputs: Tensor) -> _Graphs | None:
-        graphs = recorded("the network", lambda: _Graphs(self.network, inputs, self._trainable))
+        parameters = [p for p in self.network.parameters() if p.requires_grad]
+        if any(p._backward_hooks for p in parameters):
+            graphs = None  # a hook on a gradient would act twice, in the capture and behind it
+        else:
+            graphs = recorded("the network", lambda: _Graphs(self.network, inputs, parameters))
         self._possible = graphs is not None
         return graphs
 
@@ -81,6 +92,7 @@ class _Graphs:
     """The two graphs and the memory that they read and write."""
 
     def __init__(self, network: nn.Module, inputs: Tensor, parameters: list[nn.Parameter]) -> None:
+        self.parameters = parameters
         self.inputs = inputs.detach().clone()
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         self.passes = 0
@@ -116,5 +128,14 @@ class _Replay(torch.autograd.Function):
         return None, None, *(None if gradient is None else next(own) for gradient in graphs.gradients)
 
 
-def _pattern(inputs: Tensor) -> tuple:
-    return tuple(inputs.shape), inputs.dtype, inputs.device, torch.is_autocast_enabled(inputs.device.type)
+def _surroundings(network: nn.Module, inputs: Tensor) -> tuple[tuple, tuple]:
+    """Return what graphs of a network depend on, and what those of its passes on such batches do."""
+    modules = every_module([network])
+    tensors = [t for m in modules for t in (*m._parameters.values(), *m._buffers.values()) if t is not None]
+    of_network = (
+        tuple(module.training for module in modules),
+        tuple((tensor.data_ptr(), tensor.requires_grad) for tensor in tensors),
+    )
+    kind = inputs.device.type
+    of_batch = (tuple(inputs.shape), inputs.dtype, inputs.device, torch.is_autocast_enabled(kind))
+    return of_network, (*of_batch, torch.get_autocast_dtype(kind))
