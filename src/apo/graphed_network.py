@@ -42,7 +42,7 @@ class GraphedNetwork(nn.Module):
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
-        self._possible = torch.cuda.is_available() and all(p.is_cuda for p in network.parameters())
+        self._possible = True  # as far as is known
         self._graphs: _Graphs | None = None
         self._surroundings: tuple | None = None  # of the last pass in the warm-up, and of the graphs
         self._seen = 0  # passes in the same surroundings
@@ -53,8 +53,7 @@ class GraphedNetwork(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the network."""
-        one = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
-        if not (one and self._possible and self.network.training):
+        if not (self._possible and self.network.training and not kwargs and _is_plain_batch(args)):
             return self.network(*args, **kwargs)
         inputs = args[0]
         surroundings = _surroundings(self.network, inputs)
@@ -126,6 +125,11 @@ class _Replay(torch.autograd.Function):
         graphs.backward.replay()
         own = iter(copies([gradient for gradient in graphs.gradients if gradient is not None]))
         return None, None, *(None if gradient is None else next(own) for gradient in graphs.gradients)
+
+
+def _is_plain_batch(args: tuple) -> bool:
+    """Tell whether the arguments are one tensor on a GPU for which nobody wants a gradient."""
+    return len(args) == 1 and isinstance(args[0], Tensor) and args[0].is_cuda and not args[0].requires_grad
 
 
 def _surroundings(network: nn.Module, inputs: Tensor) -> tuple[tuple, tuple]:
