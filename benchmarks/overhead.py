@@ -17,7 +17,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 import torch
 from measuring.cases import CASES, MISSING, cases_for, measure
-from measuring.results import environment, hardware_line, text_table, with_earlier, write_json, write_markdown
+from measuring.results import environment, hardware_line, read_json, text_table, updated, write_json, write_markdown
 from measuring.timing import CLOCKS, WINDOW
 from measuring.workloads import CPU_WORKLOADS, CUDA_WORKLOADS, SMOKE_WORKLOADS
 
@@ -54,6 +54,11 @@ def main() -> None:
     device = torch.device(options.device)
     workloads = CUDA_WORKLOADS if options.device == "cuda" else CPU_WORKLOADS
     workloads, repeats = (SMOKE_WORKLOADS, 1) if options.smoke else (workloads, options.repeats)
+    where = environment(device, options.clock)
+    try:
+        earlier = read_json(options.json, where) if options.update else []
+    except ValueError as error:
+        raise SystemExit(f"--update: {error}") from None
     rows = []
     for workload in workloads:
         known = cases_for(workload)
@@ -66,9 +71,7 @@ def main() -> None:
             rows += measure(workload, chosen, device, repeats, CLOCKS[options.clock])
     if not rows:
         raise SystemExit(f"no case fits --cases {' '.join(options.cases)}: the names are {', '.join(CASES)}")
-    where = environment(device, options.clock)
-    if options.update:
-        rows = with_earlier(options.json, rows, where)
+    rows = updated(earlier, rows)
     write_json(options.json, rows, where)
     if options.markdown is not None:
         write_markdown(options.markdown, rows, where)

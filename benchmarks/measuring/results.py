@@ -81,20 +81,23 @@ def write_json(path: Path, rows: Sequence[Row], where: dict[str, str | int]) -> 
     path.write_text(json.dumps([asdict(row) | where for row in rows], indent=2) + "\n")
 
 
-def with_earlier(path: Path, rows: Sequence[Row], where: dict[str, str | int]) -> list[Row]:
-    """Put rows among those of an earlier file in place of the same cases; the others have to be of the same machine.
+def read_json(path: Path, where: dict[str, str | int]) -> list[Row]:
+    """Return the rows of an earlier file, none if there is no file.
 
     Raises:
-        ValueError: They are not.
+        ValueError: They were measured elsewhere or otherwise.
     """
     entries = json.loads(path.read_text()) if path.exists() else []
-    names = [field.name for field in fields(Row)]
     for entry in entries:
         differs = [f"{key} {entry[key]}" for key in where if entry[key] != where[key]]
         if differs:
             raise ValueError(f"{path} was measured with {', '.join(differs)}: name another file")
+    return [Row(**{field.name: entry[field.name] for field in fields(Row)}) for entry in entries]
+
+
+def updated(earlier: Sequence[Row], rows: Sequence[Row]) -> list[Row]:
+    """Put rows in the place of earlier ones of the same case, new cases behind them."""
     measured = {row.case: row for row in rows}
-    earlier = [Row(**{name: entry[name] for name in names}) for entry in entries]
     kept = [measured.pop(row.case, row) for row in earlier]
     return [*kept, *measured.values()]
 

@@ -119,7 +119,7 @@ CUDA_WORKLOADS = (
     Workload("cnn", lambda: residual_network(64), (512, 3, 32, 32)),
     Workload("mlp", lambda: mlp(784, 4096), (4096, 784)),
     Workload("resnet18", lambda: InBFloat16(resnet18(CLASSES, 3, 1.0)), (128, 3, 32, 32), large=True),
-    # Small batches have the GPU wait for the host, so that what one sees is Python; these do not.
+    # Small batches have the GPU wait for the host, so that what one sees is Python: four times the work for the same.
     Workload("resnet18-b512", lambda: InBFloat16(resnet18(CLASSES, 3, 1.0)), (512, 3, 32, 32), large=True),
 )
 #: Only to see that everything runs.
@@ -127,5 +127,4 @@ SMOKE_WORKLOADS = (
     Workload("cnn", lambda: residual_network(2), (4, 3, 8, 8)),
     Workload("mlp", lambda: mlp(12, 8), (8, 12)),
     Workload("resnet18", lambda: InBFloat16(resnet18(CLASSES, 3, 0.06)), (4, 3, 8, 8), large=True),
-    Workload("resnet18-b512", lambda: InBFloat16(resnet18(CLASSES, 3, 0.06)), (16, 3, 8, 8), large=True),
 )

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from apo.errors import ReplayError
 from apo.processes import leaves_gradients
-from apo.replay import as_call, own_loss, tree_map
+from apo.replay import Autocast, Recording, Slot, as_call, own_loss, tree_map
 from apo.rules.base import Rule
 from apo.tuner import Tuner
 
@@ -154,6 +154,14 @@ class APO(Tuner):
             )
         if self._wants_recording():
             self._recordings.append(self._new_recording(inputs, target))
+
+    def _new_recording(self, inputs: Any, target: Any) -> Recording:
+        """Describe a training pass: the network on ``inputs``, the criterion on its output and ``target``."""
+        call = self._replayable(as_call(inputs))
+        autocast = Autocast.capture(self.device.type)
+        if self.engine.criterion is None:
+            return Recording((call,), None, {}, (), autocast)
+        return Recording((call,), (None, target), {}, (Slot(0),), autocast)
 
 
 def _check_scalar(loss: Any) -> None:

@@ -44,8 +44,8 @@ class GraphedNetwork(nn.Module):
         self.network = network
         self._possible = True  # as far as is known
         self._graphs: _Graphs | None = None
-        self._surroundings: tuple | None = None  # of the last pass in the warm-up, and of the graphs
-        self._seen = 0  # passes in the same surroundings
+        self._conditions: tuple | None = None  # of the last pass in the warm-up, and of the graphs
+        self._seen = 0  # passes in the same conditions
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphedNetwork:
         """Copy the network; graphs have no copies, and are captured anew."""
@@ -56,17 +56,17 @@ class GraphedNetwork(nn.Module):
         if not (self._possible and self.network.training and not kwargs and _is_plain_batch(args)):
             return self.network(*args, **kwargs)
         inputs = args[0]
-        surroundings = _surroundings(self.network, inputs)
-        if self._graphs is not None and surroundings[0] != self._surroundings[0]:  # type: ignore[index]
+        conditions = _conditions(self.network, inputs)
+        if self._graphs is not None and conditions[0] != self._conditions[0]:  # type: ignore[index]
             self._graphs = None
         if self._graphs is None and torch.is_grad_enabled():
-            self._seen = self._seen + 1 if surroundings == self._surroundings else 1
-            self._surroundings = surroundings
+            self._seen = self._seen + 1 if conditions == self._conditions else 1
+            self._conditions = conditions
             if self._seen > _WARM_UP:
                 self._graphs = self._captured(inputs)
             if self._graphs is None:
                 return self._eager(inputs)
-        if self._graphs is None or surroundings != self._surroundings:
+        if self._graphs is None or conditions != self._conditions:
             return self.network(inputs)
         return _Replay.apply(self._graphs, inputs, *self._graphs.parameters)
 
@@ -132,7 +132,7 @@ def _is_plain_batch(args: tuple) -> bool:
     return len(args) == 1 and isinstance(args[0], Tensor) and args[0].is_cuda and not args[0].requires_grad
 
 
-def _surroundings(network: nn.Module, inputs: Tensor) -> tuple[tuple, tuple]:
+def _conditions(network: nn.Module, inputs: Tensor) -> tuple[tuple, tuple]:
     """Return what graphs of a network depend on, and what those of its passes on such batches do."""
     modules = every_module([network])
     tensors = [t for m in modules for t in (*m._parameters.values(), *m._buffers.values()) if t is not None]

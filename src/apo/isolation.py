@@ -153,8 +153,7 @@ def undisturbed(modules: Iterable[nn.Module], parameters: Iterable[Tensor]) -> A
 
 def _is_expanded(tensor: Tensor) -> bool:
     """Tell whether elements share memory, as ``expand`` makes them: torch lets nobody write into such a tensor."""
-    strides = tensor.stride()
-    return 0 in strides and any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, strides, strict=True))
+    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def modes_of(modules: Iterable[nn.Module]) -> list[tuple[nn.Module, bool]]:

@@ -24,7 +24,7 @@ from apo.network import devices_of
 from apo.objective import ProximalObjective
 from apo.processes import whole
 from apo.records import History, MetaStep
-from apo.replay import Autocast, Call, Recording, Slot, as_call, tree_map
+from apo.replay import Call, Recording, Slot, as_call, tree_map
 from apo.rules.base import Rule
 from apo.rules.choice import as_rule
 from apo.step_hooks import is_inner_step, run_first, run_last, unscale_fused, with_closure
@@ -382,14 +382,6 @@ class Tuner:
         self.fsd_batches.load_state_dict(loaded["fsd_batches"], self.device)
         self.history.load_state_dict(loaded["history"])
         self._forget()
-
-    def _new_recording(self, inputs: Any, target: Any) -> Recording:
-        """Describe an explicit training pass: the network on ``inputs``, the criterion on its output and ``target``."""
-        call = self._replayable(as_call(inputs))
-        autocast = Autocast.capture(self.device.type)
-        if self.engine.criterion is None:
-            return Recording((call,), None, {}, (), autocast)
-        return Recording((call,), (None, target), {}, (Slot(0),), autocast)
 
     def _replayable(self, call: Call) -> Call:
         """Note what running a call again depends on; the batch of another step serves as B', with other randomness."""

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from benchmarks.measuring.cases import MISSING, cases_for
 from benchmarks.measuring.contenders import AttachedRate, Bare, LearnedRate
 from benchmarks.measuring.memory import peak_memory
-from benchmarks.measuring.results import Row, text_table, with_earlier, write_json, write_markdown
+from benchmarks.measuring.results import Row, read_json, text_table, updated, write_json, write_markdown
 from benchmarks.measuring.rivals import HAS_TORCHOPT, TorchOpt, Unrolled
 from benchmarks.measuring.timing import Runner, Timing, compare, interleaved_times
 from benchmarks.measuring.workloads import CPU_WORKLOADS, SMOKE_WORKLOADS
@@ -151,9 +151,19 @@ def test_cases_that_are_measured_anew_take_the_place_of_earlier_ones(tmp_path):
     first, second, third = (Row(name, 1.2, 0.1, 1.0, 2.0, 0.03, 0.02, 200, 190, 7) for name in "abc")
     where = {"device": "cpu", "device_name": "a processor", "threads": 2, "clock": "wall", "torch": "2.13", "apo": "0"}
     file = tmp_path / "results.json"
-    assert with_earlier(file, [second], where) == [second]
+    assert updated(read_json(file, where), [second]) == [second]
     write_json(file, [first, second], where)
     anew = replace(second, ratio=1.5)
-    assert with_earlier(file, [third, anew], where) == [first, anew, third]
+    assert updated(read_json(file, where), [third, anew]) == [first, anew, third]
     with pytest.raises(ValueError, match="threads 2"):
-        with_earlier(file, [anew], where | {"threads": 4})
+        read_json(file, where | {"threads": 4})
+
+
+def test_a_file_of_another_machine_is_refused_before_anything_is_measured(tmp_path):
+    file = tmp_path / "results.json"
+    where = {"device": "cpu", "device_name": "another", "threads": 2, "clock": "wall", "torch": "2.13", "apo": "0"}
+    write_json(file, [Row("mlp/lr-k10", 1.2, 0.1, 1.0, 2.0, 0.03, 0.02, 200, 190, 7)], where)
+    before = file.read_text()
+    run = overhead("--smoke", "--update", "--json", file, "--cases", "mlp/lr-k10")
+    assert run.returncode != 0 and "device_name another" in run.stderr and "name another file" in run.stderr
+    assert file.read_text() == before

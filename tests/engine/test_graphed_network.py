@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -83,13 +84,9 @@ class Replayable:
     def __init__(self, network: nn.Module, inputs: torch.Tensor, parameters: list[nn.Parameter]) -> None:
         self.network, self.parameters, self.inputs = network, parameters, inputs.detach().clone()
         self.passes = 0
-        self.forward, self.backward = self.Replay(self._forward), self.Replay(self._backward)
+        self.forward, self.backward = SimpleNamespace(replay=self._forward), SimpleNamespace(replay=self._backward)
         self.output = self.cotangent = torch.zeros(16, 5)
         self.gradients: list[torch.Tensor] = [torch.zeros_like(p) for p in parameters]
-
-    class Replay:
-        def __init__(self, replay) -> None:
-            self.replay = replay
 
     def _forward(self) -> None:
         with torch.enable_grad():

@@ -10,6 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from apo.graphed_network import GraphedNetwork
 from apo.replay import as_call
 from apo_experiments.methods.hyper import choose
 from apo_experiments.problem import Problem
@@ -132,8 +133,6 @@ def network_for_meta_steps(problem: Problem, hyper: Mapping[str, Any]) -> nn.Mod
         >>> network_for_meta_steps(problem, {"cuda_graph": False}) is problem.model
         True
     """
-    from apo.graphed_network import GraphedNetwork
-
     return GraphedNetwork(_network(problem)) if _graphed(problem, hyper) else _network(problem)
 
 
