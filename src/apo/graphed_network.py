@@ -7,13 +7,14 @@ graphs, and stands in for itself in any of these passes. Losses stay eager, they
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from apo.capture import capture, recorded
-from apo.network import every_module
+from apo.network import every_module, fresh_leaves
 from apo.vectors import copies
 
 __all__ = ["GraphedNetwork"]
@@ -79,10 +80,7 @@ class GraphedNetwork(nn.Module):
 
     def _captured(self, inputs: Tensor) -> _Graphs | None:
         parameters = [p for p in self.network.parameters() if p.requires_grad]
-        if any(p._backward_hooks for p in parameters):
-            graphs = None  # a hook on a gradient would act twice, in the capture and behind it
-        else:
-            graphs = recorded("the network", lambda: _Graphs(self.network, inputs, parameters))
+        graphs = recorded("the network", lambda: _Graphs(self.network, inputs, parameters))
         self._possible = graphs is not None
         return graphs
 
@@ -97,11 +95,12 @@ class _Graphs:
         self.passes = 0
         torch.clear_autocast_cache()  # 16-bit copies of the weights have to be made anew by every replay
         torch.cuda.synchronize()
-        with capture(self.forward):
-            self.output = network(self.inputs)
-        self.cotangent = torch.zeros_like(self.output)
-        with capture(self.backward, pool=self.forward.pool()):
-            self.gradients = torch.autograd.grad(self.output, parameters, self.cotangent, allow_unused=True)
+        with fresh_leaves(network) as leaves:
+            with capture(self.forward):
+                self.output = network(self.inputs)
+            self.cotangent = torch.zeros_like(self.output)
+            with capture(self.backward, pool=self.forward.pool()):
+                self.gradients = _gradients(self.output, [leaves[p] for p in parameters], parameters, self.cotangent)
         torch.clear_autocast_cache()
 
 
@@ -125,6 +124,20 @@ class _Replay(torch.autograd.Function):
         graphs.backward.replay()
         own = iter(copies([gradient for gradient in graphs.gradients if gradient is not None]))
         return None, None, *(None if gradient is None else next(own) for gradient in graphs.gradients)
+
+
+def _gradients(
+    output: Tensor, leaves: Sequence[Tensor], parameters: Sequence[Tensor], cotangent: Tensor
+) -> Sequence[Tensor | None]:
+    """Return the gradients of the leaves that stand for the parameters.
+
+    Raises:
+        RuntimeError: The network also reads a parameter from somewhere else.
+    """
+    found = torch.autograd.grad(output, [*leaves, *parameters], cotangent, allow_unused=True)
+    if any(gradient is not None for gradient in found[len(leaves) :]):
+        raise RuntimeError("it reads parameters from elsewhere than its modules")
+    return found[: len(leaves)]
 
 
 def _is_plain_batch(args: tuple) -> bool:

@@ -182,6 +182,23 @@ def test_graphed_network_gives_the_outputs_gradients_and_statistics_of_the_netwo
 
 
 @pytest.mark.gpu
+def test_graphs_are_captured_while_an_older_pass_is_alive_and_hooks_on_gradients_act_once():
+    model, seen = network().cuda(), []
+    twin, graphed = copy.deepcopy(model), GraphedNetwork(model)
+    model[5].weight.register_hook(lambda gradient: seen.append(1))
+    (x, _), *_ = batches(1, "cuda")
+    alive = model(x).sum()
+    for _ in range(5):
+        graphed(x).sum().backward()
+        twin(x).sum().backward()
+    assert graphed._graphs is not None and len(seen) == 5
+    alive.backward()
+    twin(x).sum().backward()
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.gpu
 def test_graphed_network_refuses_a_backward_pass_whose_activations_are_gone():
     graphed = GraphedNetwork(nn.Linear(8, 4).cuda())
     inputs = torch.randn(3, 8, device="cuda")
