@@ -5,13 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from apo.vectors import copies, dot, norm, scaled
+from apo.vectors import advance_, copies, dot, norm, scaled
 
 LAYOUTS = {
     "contiguous": (torch.contiguous_format, torch.contiguous_format),
     "channels-last": (torch.channels_last, torch.channels_last),
     "mixed": (torch.channels_last, torch.contiguous_format),
 }
+
+TYPES = [
+    (torch.float16, torch.float32),
+    (torch.bfloat16, torch.float32),
+    (torch.float32, torch.bfloat16),
+    (torch.float64, torch.float64),
+]
 
 
 def vector(layout, dtype=torch.float64):
@@ -31,6 +38,28 @@ def test_inner_product_of_16_bit_numbers_is_taken_in_32_bit():
     value = dot(left, left)
     assert value.dtype == torch.float32
     torch.testing.assert_close(value, norm(left) ** 2)
+
+
+@pytest.mark.parametrize("layouts", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize(
+    "types", [(torch.float16, torch.float32), (torch.bfloat16, torch.float32), (torch.float64,) * 2]
+)
+def test_numbers_of_16_bit_move_by_steps_of_32_bit_and_are_rounded_once(layouts, types):
+    torch.manual_seed(0)
+    target, direction = (vector(layout, dtype) for layout, dtype in zip(layouts, types, strict=True))
+    expected = [(t.double() - 0.3 * d.double()).to(t.dtype) for t, d in zip(target, direction, strict=True)]
+    places = [tensor.data_ptr() for tensor in target]
+    advance_(target, direction, -0.3)
+    assert [tensor.data_ptr() for tensor in target] == places
+    for one, other in zip(target, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=(eps := torch.finfo(one.dtype).eps), atol=eps)
+
+
+def test_a_vector_of_several_types_moves_as_well():
+    target = [torch.ones(2, dtype=torch.bfloat16), torch.ones(2), torch.ones(2, dtype=torch.float16)]
+    advance_(target, [torch.ones(2)] * 3, 0.5)
+    assert [tensor.tolist() for tensor in target] == [[1.5, 1.5]] * 3
+    assert [tensor.dtype for tensor in target] == [torch.bfloat16, torch.float32, torch.float16]
 
 
 def test_copies_and_multiples_have_memory_of_their_own():

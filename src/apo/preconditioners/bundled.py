@@ -144,8 +144,8 @@ def _decayed(groups: Groups, raw: Mapping[Tensor, Tensor]) -> dict[Tensor, Tenso
 
 
 def _scaled(tensors: Mapping[Tensor, Tensor], rates: Rates) -> dict[Tensor, Tensor]:
-    """Multiply each tensor by its rate; those without one stay as they are."""
-    chosen = [p for p in tensors if p in rates]
+    """Multiply each tensor by its rate; where there is none, or it is 1, the tensor stays as it is."""
+    chosen = [p for p in tensors if rates.get(p, 1.0) != 1.0]
     if not chosen:
         return dict(tensors)
     scaled = torch._foreach_mul([tensors[p] for p in chosen], [rates[p] for p in chosen])  # pyright: ignore[reportPrivateImportUsage]
