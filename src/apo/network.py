@@ -1,4 +1,4 @@
-"""What a network consists of, found quickly: a meta-step asks for it several times."""
+"""The parts of a network: found quickly, as a meta-step asks for them several times, and exchanged for a while."""
 
 from __future__ import annotations
 

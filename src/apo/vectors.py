@@ -49,18 +49,8 @@ def scaled(vector: Vector, factor: float | Sequence[float]) -> list[Tensor]:
 @torch.no_grad()
 def advance_(target: Vector, direction: Vector, rate: float) -> None:
     """Add ``rate * direction`` to ``target`` in place, rounding once."""
-    if not target:
-        return
-    own, steps = _local(target), _local(direction)
-    types = {(one.dtype, other.dtype) for one, other in zip(own, steps, strict=True)}
-    narrow, wider = next(iter(types))
-    if len(types) > 1 or narrow == wider or torch.promote_types(narrow, wider) != wider:
-        torch._foreach_add_(own, steps, alpha=rate)  # pyright: ignore[reportPrivateImportUsage]
-    else:  # torch would take numbers of 16 and of 32 bit together tensor by tensor, with a kernel for each
-        moved = [torch.empty_like(tensor, dtype=wider) for tensor in own]
-        torch._foreach_copy_(moved, own)  # pyright: ignore[reportPrivateImportUsage]
-        torch._foreach_add_(moved, steps, alpha=rate)  # pyright: ignore[reportPrivateImportUsage]
-        torch._foreach_copy_(own, moved)  # pyright: ignore[reportPrivateImportUsage]
+    if target:
+        torch._foreach_add_(_local(target), _local(direction), alpha=rate)  # pyright: ignore[reportPrivateImportUsage]
 
 
 @torch.no_grad()
