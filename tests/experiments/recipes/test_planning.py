@@ -57,8 +57,9 @@ def test_seeds_are_the_scales_or_a_number_or_a_list():
 def test_task_and_method_agree_on_the_precision():
     for run in plan(recipe(), "smoke", overrides={"precision": "bf16-autocast"}):
         assert run.options["precision"] == run.hyper["precision"] == "bf16-autocast"
-    for run in plan(RECIPES["low-precision-lenet"], "paper"):
-        assert run.options["precision"] == run.hyper["precision"] == "bf16"
+    for scale, precision in (("smoke", "bf16"), ("cpu", "bf16"), ("paper", "fp16")):
+        for run in plan(RECIPES["low-precision-lenet"], scale):
+            assert run.options["precision"] == run.hyper["precision"] == precision
 
 
 def test_a_network_in_16_bits_is_refused_where_the_task_cannot_cast_it():
