@@ -3,9 +3,9 @@
 The paper's claim: KFAC's inverses suffer from 16-bit numbers and need much damping, which costs about two points;
 APO-Precond needs no inverses and stays as good as in 32 bits, with the same weights of FSD and WSD. Everything else is
 as in Table 2. The paper does not say which 16-bit format. In float16, without scaling the loss, all methods are about
-as good as in 32 bits, in bfloat16 (``--set precision=bf16``) LeNet loses two points with every method, which the paper's
-SGDm does not: so float16 is the format of the scale ``paper``. Our KFAC keeps its factors and inverts them in float32,
-so it meets 16 bits in activations and gradients alone and may lose less than the paper's.
+as good as in 32 bits; in bfloat16 (``--set precision=bf16``) LeNet loses two points with every method, as the paper's
+SGDm does not. So float16 is the format of the scale ``paper``. Our KFAC keeps its factors and inverts them in float32:
+it meets 16 bits in activations and gradients alone and may lose less than the paper's.
 
 Scales: as for Table 2; smoke and cpu are in bfloat16, in which CPUs convolve faster.
 """
