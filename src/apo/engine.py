@@ -126,6 +126,7 @@ class Engine:
             NonFiniteError: The loss is not finite, or the step would make the weights so. The weights are as before.
         """
         rule = self.rule
+        self.objective.come_to(step)
         parameters = rule.moved()
         _check_dense(parameters)
         proposal = rule.propose(theta)
@@ -241,6 +242,7 @@ class Engine:
         if around.at_theta is None:
             with torch.no_grad(), _explained():
                 around.at_theta = [other.evaluate(around.network, self.criterion) for other in around.others]
+            self._check_targets(around.at_theta)
         return [prediction for prediction, _ in around.at_theta]
 
     def _loss_term_at_theta(self, around: _Surroundings) -> Tensor:
@@ -270,11 +272,7 @@ class Engine:
         new, loss = part.batch.evaluate(network, self.criterion)
         terms = []
         if part.loss_weight:
-            if loss is None:
-                raise MissingBatchError(
-                    "the loss term was asked for on another batch, but that batch has no targets: let fsd_batch yield "
-                    "(inputs, target) pairs"
-                )
+            assert loss is not None  # of B' as well, see `_check_targets`
             terms.append(_times(_weighted(loss, part.batch.weight), part.loss_weight))
             losses.append(terms[-1].detach())
         if part.fsd_weight:
@@ -282,6 +280,14 @@ class Engine:
             terms.append(fsd * part.fsd_weight)
             discrepancies.append(_times(fsd.detach(), part.fsd_weight / self.objective.fsd_weight))
         return _sum(terms)
+
+    def _check_targets(self, at_theta: list[tuple[Any, Tensor | None]]) -> None:
+        """Refuse a B' without a loss where one is needed, at the first meta-step even if it is needed only later."""
+        if self.objective.needs_other_targets and any(loss is None for _, loss in at_theta):
+            raise MissingBatchError(
+                "the loss term was asked for on another batch, but that batch has no targets: let fsd_batch yield "
+                "(inputs, target) pairs"
+            )
 
     def _drawn(self, current: Recording, surface: Surface) -> Recording:
         """Draw B'; it sees the same dropout masks at theta and at theta'."""

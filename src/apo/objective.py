@@ -8,7 +8,8 @@ r"""The proximal meta-objective Q, equation (8) of the paper.
 A share :math:`\alpha` of the loss term may be taken on the other batch, :math:`(1 - \alpha) J_B + \alpha J_{B'}`. B
 cannot see that a part of its gradient is noise, B' sees nothing but what the batches have in common: where gradients
 are mostly noise the learned rate falls to :math:`1 - \alpha` of what B alone would have, where they agree it stays.
-With :math:`\alpha = 1` short-horizon bias has the rate collapse, which is the ablation of the paper's appendix D.
+With :math:`\alpha = 1` short-horizon bias has the rate collapse, which is the ablation of the paper's appendix D. Where
+the end of training is known the share rises towards it, see :mod:`apo.horizon`.
 
 Coupled weight decay (an L2 penalty that the optimizer adds to the gradient) is part of the loss that the optimizer
 minimises, so it belongs to :math:`J_B`; decoupled decay is part of the step and needs no term.
@@ -25,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from apo.discrepancy import CategoricalKL, Discrepancy, for_loss
+from apo.horizon import Horizon
 from apo.replay import Recording
 from apo.vectors import advance_, norm, wide
 
@@ -43,6 +45,7 @@ class ProximalObjective:
         mask: Which positions of a batch count, as a function of its recording; ``"auto"`` leaves out the padding
             marked by the criterion's ``ignore_index``, by ``labels`` of -100 or by an ``attention_mask``.
         other_batch_share: :math:`\alpha`, the share of the loss term that is taken on B'; 0 is the paper's.
+        total_steps: How long training is, see :mod:`apo.horizon`; None if nobody knows.
 
     Example:
         >>> import torch.nn.functional as F
@@ -59,12 +62,14 @@ class ProximalObjective:
         criterion: Callable | None = None,
         mask: Callable[[Recording], Tensor | None] | str | None = "auto",
         other_batch_share: float = 0.0,
+        total_steps: int | None = None,
     ) -> None:
         self.fsd_weight = _weight("fsd_weight", fsd_weight)
         self.wsd_weight = _weight("wsd_weight", wsd_weight)
         self.other_batch_share = _weight("other_batch_share", other_batch_share)
         if other_batch_share > 1:
             raise ValueError(f"other_batch_share must be from 0 to 1, got {other_batch_share}: 0 is the paper's")
+        self.horizon = None if total_steps is None else Horizon(total_steps, self.other_batch_share)
         self.discrepancy = _discrepancy(discrepancy, criterion) if self.fsd_weight > 0 else None
         self._ignore_index = _ignore_index(criterion)
         if not (mask is None or mask == "auto" or callable(mask)):
@@ -74,7 +79,26 @@ class ProximalObjective:
     @property
     def needs_other_batch(self) -> bool:
         """Whether a batch B' beside B takes part."""
-        return self.fsd_weight > 0 or self.other_batch_share > 0
+        return self.fsd_weight > 0 or self.needs_other_targets
+
+    @property
+    def needs_other_targets(self) -> bool:
+        """Whether a loss is taken on B', now or towards the end of training."""
+        return self.other_batch_share > 0 or self.horizon is not None
+
+    def come_to(self, step: int) -> None:
+        """Weigh the terms as it is right for a step, which is counted from 0."""
+        if self.horizon is not None:
+            self.other_batch_share = self.horizon.share(step)
+
+    def warnings(self, step: int) -> list[str]:
+        """Return what the user should know after a step."""
+        if self.horizon is None or not self.horizon.is_over(step):
+            return []
+        return [
+            f"training goes on after total_steps={self.horizon.total_steps}, for whose end the rate has fallen: pass "
+            "the number of steps that it takes"
+        ]
 
     def fsd(self, new: Any, old: Any, recording: Recording) -> Tensor:
         r"""Return the mean of :math:`\rho(new, old)` over the positions of the batch that count."""

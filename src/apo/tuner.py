@@ -62,6 +62,8 @@ class Tuner:
         interval: Steps between meta-steps, K in Algorithm 1.
         other_batch_share: Share of the loss term that is taken on B' instead of B, see :class:`apo.ProximalObjective`;
             None for the rule's default. 1 is the ablation of the paper's appendix D: the learned rate collapses.
+        total_steps: How many steps the optimizer will take, if known: in the second half of them the share above rises
+            to 1, so that a learned rate falls towards the end, see :mod:`apo.horizon`.
         scaler: The ``torch.amp.GradScaler`` of a float16 run.
         cuda_graph: Capture the network's passes in a meta-step as CUDA graphs. Where the host cannot keep up with the
             GPU, as with small networks or batches, replaying them costs a fraction of running them; they keep memory
@@ -96,6 +98,7 @@ class Tuner:
         fsd_batch: Any = "previous",
         interval: int = 10,
         other_batch_share: float | None = None,
+        total_steps: int | None = None,
         scaler: Any = None,
         cuda_graph: bool = False,
         on_meta_step: Callable[[MetaStep], None] | Iterable[Callable[[MetaStep], None]] | None = None,
@@ -121,8 +124,11 @@ class Tuner:
             criterion,
             mask,
             self.rule.other_batch_share if other_batch_share is None else other_batch_share,
+            total_steps,
         )
         self.fsd_batches = fsd_batches(fsd_batch, self._record_batch)
+        if total_steps is not None and self.fsd_batches.is_same:
+            raise ValueError(f"total_steps={total_steps} needs a batch beside the step's own: drop fsd_batch='same'")
         self.engine = Engine(model, criterion, self.rule, self.objective, self.fsd_batches, scaler, cuda_graph)
         self.history = History(history_limit)
         self.steps = 0
@@ -305,7 +311,7 @@ class Tuner:
         self.history.append(record)
         for listener in self._listeners:
             listener(record)
-        messages = self.rule.warnings()
+        messages = self.rule.warnings() + self.objective.warnings(record.step)
         if not record.updated:
             self.skipped_meta_updates += 1
             messages.append(

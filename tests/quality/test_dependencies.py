@@ -25,6 +25,7 @@ LAYERS = {
     "vectors": 1,
     "capture": 1,
     "hooks": 1,
+    "horizon": 1,
     "step_hooks": 1,
     "records": 1,
     "isolation": 2,

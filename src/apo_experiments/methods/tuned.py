@@ -26,7 +26,7 @@ OBJECTIVE: dict[str, Any] = {
     "fsd_weight": None,
     "wsd_weight": None,
     "fsd_batch": "previous",
-    "other_batch_share": None,
+    "other_batch_share": None,  # a number, or "rising": the tuner knows how long the run is, see apo.horizon
 }
 
 #: How many records of meta-steps a checkpoint carries along.
@@ -59,6 +59,8 @@ class TunedStepper(Stepper):
     """
 
     def __init__(self, problem: Problem, rule: apo.Rule, hyper: Mapping[str, Any], budget: Budget) -> None:
+        share = hyper["other_batch_share"]
+        rising = isinstance(share, str) and choose("other_batch_share", share, ("rising",)) == "rising"
         self.tuner = apo.APO(
             network_for_meta_steps(problem, hyper),
             rule,
@@ -68,7 +70,8 @@ class TunedStepper(Stepper):
             fsd_weight=hyper["fsd_weight"],
             wsd_weight=hyper["wsd_weight"],
             fsd_batch=choose("fsd_batch", hyper["fsd_batch"], ("previous", "same")),
-            other_batch_share=hyper["other_batch_share"],
+            other_batch_share=None if rising else share,
+            total_steps=budget.steps if rising else None,
             history_limit=_HISTORY,
         )
         self._model = problem.model

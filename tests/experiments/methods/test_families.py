@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from tests.experiments.methods.conformance import Cycle, build, classification, regression, take_steps
+from tests.experiments.methods.conformance import STEPS, Cycle, build, classification, regression, take_steps
 from torch import nn
 
 import apo
@@ -170,6 +170,13 @@ def test_ablations_reach_the_tuner():
     assert (tuner.objective.fsd_weight, tuner.objective.wsd_weight) == (0.7, 0.2)
     tuner = build("sgd-apo", classification(), {"other_batch_share": 1.0}).tuner  # type: ignore[attr-defined]
     assert tuner.objective.other_batch_share == 1
+
+
+def test_a_rising_share_knows_how_long_the_run_is():
+    tuner = build("sgdm-apo", classification(), {"other_batch_share": "rising"}).tuner  # type: ignore[attr-defined]
+    assert tuner.objective.horizon.total_steps == STEPS
+    with pytest.raises(UserError, match="other_batch_share"):
+        build("sgdm-apo", classification(), {"other_batch_share": "falling"})
 
 
 def test_factored_convolutions_have_smaller_factors():
