@@ -141,6 +141,20 @@ def test_rule_and_options_of_the_callback_are_used():
     assert watcher.tuner.objective.fsd_weight == 0.7
 
 
+@pytest.mark.parametrize("limit, expected", [({"max_epochs": 2}, 12), ({"max_steps": 9}, 9)])
+def test_the_callback_asks_the_trainer_for_its_end(limit, expected):
+    chosen = callback(total_steps="auto")
+    options = {"logger": False, "enable_checkpointing": False, "accumulate_grad_batches": 2} | QUIET
+    pl.Trainer(**limit, callbacks=[chosen], **options).fit(Small())
+    assert chosen.tuner.objective.horizon.total_steps == chosen.tuner.steps == expected
+
+
+def test_a_trainer_without_an_end_is_refused():
+    trainer = pl.Trainer(max_epochs=-1, max_steps=-1, callbacks=[callback(total_steps="auto")], logger=False, **QUIET)
+    with pytest.raises(ValueError, match=r"total_steps='auto' needs a trainer with an end, .*: pass max_epochs or"):
+        trainer.fit(Small())
+
+
 def test_callback_detaches_after_fitting_and_attaches_again():
     watcher, module = callback(), Small()
     hooks = len(module.network._forward_hooks)

@@ -15,6 +15,7 @@ strategy ``"ddp"`` the repeated passes go through Lightning's wrapper, which ave
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,7 @@ class CallbackHooks:
             :func:`apo.criterion`); None if the network's output carries its ``loss``.
         rule: Makes a rule around the optimizer, such as ``apo.LearningRate.paper``; None for the optimizer's own.
         log: Whether the trainer's loggers get every figure.
-        **options: See :class:`apo.Tuner`.
+        **options: See :class:`apo.Tuner`; ``total_steps="auto"`` is what the trainer expects.
 
     Attributes:
         tuner: The tuner of the latest fit, to read its ``history``; None before the first.
@@ -93,6 +94,8 @@ class CallbackHooks:
         optimizer = trainer.optimizers[0]
         criterion = None if self._criterion is None else _submodule(pl_module, "criterion", self._criterion)
         options = {"scaler": getattr(trainer.precision_plugin, "scaler", None)} | self._options
+        if options.get("total_steps") == "auto":
+            options["total_steps"] = _expected_steps(trainer)
         rule = optimizer if self._rule is None else self._rule(optimizer)
         self.tuner = attach(rule, _submodule(pl_module, "network", self._network), criterion, **options)
         if self._log:
@@ -119,6 +122,16 @@ def _check(trainer: Trainer) -> None:
             "strategy must not be 'fsdp' for APOCallback, got FullyShardedDataParallel, which flattens the weights: "
             "use 'ddp', or fully_shard in a loop of your own"
         )
+
+
+def _expected_steps(trainer: Trainer) -> int:
+    steps = trainer.estimated_stepping_batches
+    if math.isinf(steps):
+        raise ValueError(
+            "total_steps='auto' needs a trainer with an end, got one that trains until it is stopped: pass max_epochs "
+            "or max_steps to the Trainer, or leave total_steps out"
+        )
+    return int(steps)
 
 
 def _submodule(module: nn.Module, argument: str, name: str) -> nn.Module:
