@@ -99,25 +99,27 @@ class Replayable:
             own.copy_(gradient)
 
 
+@pytest.mark.parametrize("total_steps", [None, 24])  # with it, a loss is taken on the other batch as well
 @pytest.mark.parametrize("run", [explicit, attached])
 @pytest.mark.parametrize("rule", ["rate", "kronecker"])
-def test_replayed_passes_make_the_same_meta_steps(run, rule, monkeypatch):
-    model, tuner = trained(run, "cpu", rule)
+def test_replayed_passes_make_the_same_meta_steps(run, rule, total_steps, monkeypatch):
+    model, tuner = trained(run, "cpu", rule, total_steps=total_steps)
     monkeypatch.setattr(graphed_network, "_Graphs", Replayable)
     monkeypatch.setattr(torch.cuda, "get_rng_state", torch.get_rng_state)
     monkeypatch.setattr(graphed_network, "_is_plain_batch", lambda args: True)
-    twin, other = trained(run, "cpu", rule, cuda_graph=True)
+    twin, other = trained(run, "cpu", rule, cuda_graph=True, total_steps=total_steps)
     assert other.engine._graphed._graphs.passes > 20  # type: ignore[union-attr]
     assert [record.objective for record in other.history] == [record.objective for record in tuner.history]
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), twin.state_dict().values(), strict=True))
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("total_steps", [None, 24])
 @pytest.mark.parametrize("run", [explicit, attached])
 @pytest.mark.parametrize("rule", ["rate", "kronecker"])
-def test_graphs_give_the_run_without_them(run, rule):
-    model, tuner = trained(run, "cuda", rule)
-    twin, other = trained(run, "cuda", rule, cuda_graph=True)
+def test_graphs_give_the_run_without_them(run, rule, total_steps):
+    model, tuner = trained(run, "cuda", rule, total_steps=total_steps)
+    twin, other = trained(run, "cuda", rule, cuda_graph=True, total_steps=total_steps)
     assert other.engine._graphed._graphs is not None  # type: ignore[union-attr]
     for record, expected in zip(other.history, tuner.history, strict=True):
         assert record.objective == pytest.approx(expected.objective, rel=1e-3)
