@@ -51,6 +51,21 @@ def test_weights_and_phi_are_those_of_one_process_with_the_same_global_batch(
         _check_same(one_process[rule], [results[rule] for results in found])
 
 
+def _train_to_the_end(wrapper: str) -> dict[str, Any]:
+    tuner = build("rate", wrapper, total_steps=STEPS)
+    train(tuner, 0, STEPS)
+    assert tuner.objective.other_batch_share > 0.8  # most of the loss term is the mean over the other batches
+    return outcome(tuner)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrapper", ["ddp", "fsdp"])
+def test_processes_that_know_the_end_of_training_go_there_as_one_does(one_process, wrapper, tmp_path):
+    alone = _train_to_the_end("plain")
+    assert alone["records"] != one_process["rate"]["records"]
+    _check_same(alone, in_processes(2, tmp_path, _train_to_the_end, wrapper))
+
+
 def _check_same(expected: dict[str, Any], outcomes: list[dict[str, Any]]) -> None:
     assert len(expected["records"]) == STEPS // 10
     assert all(found["records"] == outcomes[0]["records"] for found in outcomes)  # to the last bit
