@@ -19,7 +19,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -197,7 +197,7 @@ class Engine:
         decay = self.rule.coupled_weight_decay()
         others: list[Recording] = []
         if self.objective.needs_other_batch and not self.batches.is_same:
-            others = [self._drawn(recordings[-1], surface)]
+            others = [replace(self._drawn(recordings[-1], surface), weight=_total_weight(recordings))]
         network = self._network_for(recordings, processes)
         return _Surroundings(network, surface, parameters, origin, decay, list(recordings), others, self._scale())
 
@@ -249,8 +249,9 @@ class Engine:
         """Return what Q is at theta itself, where nothing has moved: the yardstick for a look-ahead."""
         share, loss = self.objective.other_batch_share, _training_loss(around.batches)
         if share and not self.batches.is_same:
-            others = [loss for _, loss in around.at_theta or () if loss is not None]
-            loss = (1.0 - share) * loss + share * _sum([_weighted(other, 1.0) for other in others])
+            pairs = zip(around.others, around.at_theta or (), strict=True)
+            others = [_weighted(loss, other.weight) for other, (_, loss) in pairs if loss is not None]
+            loss = (1.0 - share) * loss + share * _sum(others)
         return loss + weight_decay_value(around.origin, around.decay)
 
     def _parts(self, around: _Surroundings, old: list[Any]) -> list[_Part]:
@@ -342,6 +343,14 @@ def _gradient(parameter: Tensor, scale: float) -> Tensor:
 def _training_loss(recordings: Sequence[Recording]) -> Tensor:
     """Return the loss whose gradient the optimizer used, at the weights before the step."""
     return _sum([_weighted(r.loss, r.weight) for r in recordings if r.loss is not None])
+
+
+def _total_weight(recordings: Sequence[Recording]) -> float | Tensor:
+    """Return the factor with which training takes a batch as a whole: 1 for the mean of micro-batches.
+
+    The elements of a loss without reduction have one each; their mean goes with a batch of any size.
+    """
+    return sum(r.weight.mean() if isinstance(r.weight, Tensor) else r.weight for r in recordings)
 
 
 def _weighted(loss: Tensor, weight: float | Tensor) -> Tensor:
