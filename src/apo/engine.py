@@ -63,6 +63,7 @@ class _Surroundings:
     decay: list[float]  # coupled weight decay of each parameter
     batches: list[Recording]  # B
     others: list[Recording]  # B', if it is not B
+    share: float  # of the loss term on B'
     scale: float  # of a GradScaler
     at_theta: list[tuple[Any, Tensor | None]] | None = None  # predictions and losses on B', once they were asked for
 
@@ -126,7 +127,6 @@ class Engine:
             NonFiniteError: The loss is not finite, or the step would make the weights so. The weights are as before.
         """
         rule = self.rule
-        self.objective.come_to(step)
         parameters = rule.moved()
         _check_dense(parameters)
         proposal = rule.propose(theta)
@@ -135,7 +135,7 @@ class Engine:
         origin = [theta[p] for p in parameters]
         assign_(parameters, origin)
         processes = Processes.of(self.model, parameters)
-        around = self._surroundings(parameters, origin, recordings, processes)
+        around = self._surroundings(step, parameters, origin, recordings, processes)
         rule.agree = processes.agree
         if first:
             rule.first_look(proposal, lambda displacement: self._look(displacement, around).gradient)
@@ -188,7 +188,12 @@ class Engine:
         return [*means, math.sqrt(sum(n * n for n in norms)) if split else sum(norms) / len(norms)]
 
     def _surroundings(
-        self, parameters: list[Tensor], origin: list[Tensor], recordings: Sequence[Recording], processes: Processes
+        self,
+        step: int,
+        parameters: list[Tensor],
+        origin: list[Tensor],
+        recordings: Sequence[Recording],
+        processes: Processes,
     ) -> _Surroundings:
         for recording in recordings:
             recording.check_unchanged()
@@ -197,9 +202,12 @@ class Engine:
         decay = self.rule.coupled_weight_decay()
         others: list[Recording] = []
         if self.objective.needs_other_batch and not self.batches.is_same:
-            others = [replace(self._drawn(recordings[-1], surface), weight=_total_weight(recordings))]
-        network = self._network_for(recordings, processes)
-        return _Surroundings(network, surface, parameters, origin, decay, list(recordings), others, self._scale())
+            others = [self._drawn(recordings[-1], surface)]
+        share = self.objective.share(step)
+        if share:
+            others = [replace(other, weight=_total_weight(recordings)) for other in others]
+        network, scale = self._network_for(recordings, processes), self._scale()
+        return _Surroundings(network, surface, parameters, origin, decay, list(recordings), others, share, scale)
 
     def _network_for(self, recordings: Sequence[Recording], processes: Processes) -> nn.Module:
         """Return what stands for the network: graphs, where they are wanted and can do what the network does."""
@@ -247,7 +255,7 @@ class Engine:
 
     def _loss_term_at_theta(self, around: _Surroundings) -> Tensor:
         """Return what Q is at theta itself, where nothing has moved: the yardstick for a look-ahead."""
-        share, loss = self.objective.other_batch_share, _training_loss(around.batches)
+        share, loss = around.share, _training_loss(around.batches)
         if share and not self.batches.is_same:
             pairs = zip(around.others, around.at_theta or (), strict=True)
             others = [_weighted(loss, other.weight) for other, (_, loss) in pairs if loss is not None]
@@ -256,7 +264,7 @@ class Engine:
 
     def _parts(self, around: _Surroundings, old: list[Any]) -> list[_Part]:
         """Say which terms of Q each batch takes part in."""
-        share, fsd = self.objective.other_batch_share, self.objective.fsd_weight
+        share, fsd = around.share, self.objective.fsd_weight
         if self.batches.is_same:
             count = len(around.batches)
             pairs = zip(around.batches, old, strict=True)

@@ -18,32 +18,29 @@ from apo.arguments import whole_number
 
 __all__ = ["Horizon"]
 
-#: From which part of the steps on the share rises.
+#: After which part of the steps the end comes near.
 _START = 0.5
 
 
 class Horizon:
-    r"""How many steps training takes, and what follows for the share of the loss term on B'.
+    """How many steps training takes.
 
     Args:
         total_steps: T, the steps of the optimizer from the first to the last.
-        share: :math:`\alpha`, the share until the end comes near.
 
     Example:
         >>> horizon = Horizon(1000)
-        >>> [horizon.share(step) for step in (0, 500, 750, 1000)]
+        >>> [horizon.nearness(step) for step in (0, 500, 750, 1000)]
         [0.0, 0.0, 0.5, 1.0]
     """
 
-    def __init__(self, total_steps: int, share: float = 0.0) -> None:
+    def __init__(self, total_steps: int) -> None:
         advice = "the batches of an epoch times the epochs, divided by the micro-batches of a step if there are more"
         self.total_steps = whole_number("total_steps", total_steps, advice)
-        self._share = share
 
-    def share(self, step: int) -> float:
-        r"""Return :math:`\alpha_t`; beyond the end it stays 1."""
-        rise = (step / self.total_steps - _START) / (1.0 - _START)
-        return self._share + (1.0 - self._share) * min(max(rise, 0.0), 1.0)
+    def nearness(self, step: int) -> float:
+        """Return how near the end is: 0 in the first half, rising to 1, and 1 beyond the end."""
+        return min(max((step / self.total_steps - _START) / (1.0 - _START), 0.0), 1.0)
 
     def is_over(self, step: int) -> bool:
         """Tell whether the last step is behind, counted from 0."""

@@ -69,7 +69,7 @@ class ProximalObjective:
         self.other_batch_share = _weight("other_batch_share", other_batch_share)
         if other_batch_share > 1:
             raise ValueError(f"other_batch_share must be from 0 to 1, got {other_batch_share}: 0 is the paper's")
-        self.horizon = None if total_steps is None else Horizon(total_steps, self.other_batch_share)
+        self.horizon = None if total_steps is None else Horizon(total_steps)
         self.discrepancy = _discrepancy(discrepancy, criterion) if self.fsd_weight > 0 else None
         self._ignore_index = _ignore_index(criterion)
         if not (mask is None or mask == "auto" or callable(mask)):
@@ -86,10 +86,10 @@ class ProximalObjective:
         """Whether a loss is taken on B', now or towards the end of training."""
         return self.other_batch_share > 0 or self.horizon is not None
 
-    def come_to(self, step: int) -> None:
-        """Weigh the terms as it is right for a step, which is counted from 0."""
-        if self.horizon is not None:
-            self.other_batch_share = self.horizon.share(step)
+    def share(self, step: int) -> float:
+        r"""Return :math:`\alpha` at a step, which is counted from 0: it rises where the end of training is near."""
+        nearness = 0.0 if self.horizon is None else self.horizon.nearness(step)
+        return self.other_batch_share + (1.0 - self.other_batch_share) * nearness
 
     def warnings(self, step: int) -> list[str]:
         """Return what the user should know after a step."""

@@ -17,7 +17,6 @@ from tests.lifecycle.harness import (
 )
 
 import apo
-from apo.horizon import Horizon
 
 
 def run(door: str, total_steps: int | None, rule: str = "sgdm", **options) -> Run:
@@ -28,7 +27,8 @@ def run(door: str, total_steps: int | None, rule: str = "sgdm", **options) -> Ru
 
 @pytest.mark.parametrize("share", [0.0, 0.3])
 def test_the_share_waits_for_half_of_the_steps_and_then_rises_to_one(share):
-    shares = [Horizon(200, share).share(step) for step in range(0, 251, 10)]
+    objective = apo.ProximalObjective(0.0, 0.0, other_batch_share=share, total_steps=200)
+    shares = [objective.share(step) for step in range(0, 251, 10)]
     assert shares[:11] == [share] * 11
     assert shares[10:21] == sorted(shares[10:21]) and len(set(shares[10:21])) == 11
     assert shares[15] == pytest.approx((1 + share) / 2)
@@ -47,13 +47,12 @@ def test_the_first_half_is_that_of_a_run_whose_end_nobody_knows(door):
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("rule", ["sgdm", "adam", "kronecker"])
 def test_at_every_step_the_objective_is_that_of_the_share_at_this_step(door, rule):
-    horizon = Horizon(12)
     rising = run(door, 12, rule, interval=1).train(range(12))
     by_hand = run(door, None, rule, interval=1)
     for step in range(12):
-        by_hand.tuner.objective.other_batch_share = horizon.share(step)
+        by_hand.tuner.objective.other_batch_share = rising.tuner.objective.share(step)
         by_hand.train(range(step, step + 1))
-    assert rising.tuner.objective.other_batch_share == horizon.share(11) > 0.8
+    assert by_hand.tuner.objective.other_batch_share == pytest.approx(2 * 11 / 12 - 1)
     assert_same_run(by_hand, rising)
 
 
