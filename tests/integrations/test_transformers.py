@@ -134,6 +134,28 @@ def test_figures_of_every_meta_step_are_in_the_log_of_the_trainer(text, tmp_path
     assert [entry["apo/fsd"] for entry in logged] == tuner.history.column("fsd")
 
 
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("limit", [{"max_steps": 7}, {"num_train_epochs": 2}, {"num_train_epochs": 1.5}])
+def test_the_trainer_is_asked_for_its_end(text, tmp_path, limit, accumulate):
+    options = {"gradient_accumulation_steps": accumulate, "per_device_train_batch_size": 64, **limit}
+    trainer, without = text.trainer_of(text.network(), str(tmp_path), **options)
+    without.detach()
+    tuner = apo_transformers.attach(trainer, total_steps="auto")
+    trainer.train()
+    assert tuner.objective.horizon.total_steps == tuner.steps == trainer.state.max_steps
+
+
+def test_asking_the_trainer_for_its_end_draws_no_random_numbers(text, tmp_path, monkeypatch):
+    trainer, without = text.trainer_of(text.network(), str(tmp_path), num_train_epochs=2)
+    without.detach()
+    loader = trainer.get_train_dataloader()
+    monkeypatch.setattr(trainer, "get_train_dataloader", lambda: [torch.rand(1), loader][1])  # shuffles, say
+    before = torch.get_rng_state()
+    tuner = apo_transformers.attach(trainer, total_steps="auto")
+    assert tuner.objective.horizon.total_steps == 2 * len(loader)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_padding_of_the_labels_counts_in_no_term(text, tmp_path):
     def more_padding(examples):
         batch = collate(examples)

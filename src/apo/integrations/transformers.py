@@ -7,6 +7,7 @@ checkpoint has been loaded into it.)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -40,7 +41,7 @@ def attach(
         rule: Makes a rule around its optimizer, such as ``apo.LearningRate.paper``;
             None for the optimizer's own.
         log: Whether ``trainer.log`` gets the figures of every meta-step.
-        **options: See :class:`apo.Tuner`.
+        **options: See :class:`apo.Tuner`; ``total_steps="auto"`` is what the trainer's arguments amount to.
 
     Returns:
         The tuner; ``detach()`` takes everything off again.
@@ -74,12 +75,25 @@ def attach(
     # Without a scaler the weight of a loss, which the Trainer multiplies by the number of processes, is no loss scale.
     scaler = getattr(trainer.accelerator, "scaler", None) or torch.amp.GradScaler(enabled=False)
     options = {"scaler": scaler} | options
+    if options.get("total_steps") == "auto":
+        options["total_steps"] = _expected_steps(trainer)
     rule_or_optimizer = optimizer if rule is None else rule(optimizer)
     model = cast(nn.Module, trainer.model)
     tuner = attach_to_optimizer(rule_or_optimizer, model, trainer.compute_loss_func, **options)
     if log:
         tuner.on_meta_step(log_to(trainer))
     return tuner
+
+
+def _expected_steps(trainer: Trainer) -> int:
+    """Return how many steps the trainer will take, by its own counting."""
+    arguments = trainer.args
+    if arguments.max_steps > 0:
+        return arguments.max_steps
+    with torch.random.fork_rng(devices=()):  # a loader may draw its seed when it is made
+        batches = len(trainer.get_train_dataloader())
+    steps_per_epoch = math.ceil(batches / arguments.gradient_accumulation_steps)
+    return math.ceil(arguments.num_train_epochs * steps_per_epoch)
 
 
 def log_to(trainer: Trainer, prefix: str = "apo") -> Callable[[MetaStep], None]:
