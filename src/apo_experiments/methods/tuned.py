@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 import apo
 from apo.rules.preconditioned import meta_adam
+from apo_experiments.errors import UserError
 from apo_experiments.method import Stepper
 from apo_experiments.methods.hyper import choose
 from apo_experiments.methods.passes import EagerPass, forward_context, network_for_meta_steps, training_pass
@@ -59,8 +60,7 @@ class TunedStepper(Stepper):
     """
 
     def __init__(self, problem: Problem, rule: apo.Rule, hyper: Mapping[str, Any], budget: Budget) -> None:
-        share = hyper["other_batch_share"]
-        rising = isinstance(share, str) and choose("other_batch_share", share, ("rising",)) == "rising"
+        rising = _is_rising(hyper)
         self.tuner = apo.APO(
             network_for_meta_steps(problem, hyper),
             rule,
@@ -70,7 +70,7 @@ class TunedStepper(Stepper):
             fsd_weight=hyper["fsd_weight"],
             wsd_weight=hyper["wsd_weight"],
             fsd_batch=choose("fsd_batch", hyper["fsd_batch"], ("previous", "same")),
-            other_batch_share=None if rising else share,
+            other_batch_share=None if rising else hyper["other_batch_share"],
             total_steps=budget.steps if rising else None,
             history_limit=_HISTORY,
         )
@@ -128,6 +128,20 @@ class TunedStepper(Stepper):
         self.tuner.load_state_dict(state["tuner"])
         for scheduler, saved in zip(self._schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(saved)
+
+
+def _is_rising(hyper: Mapping[str, Any]) -> bool:
+    """Tell whether the share of the other batch rises towards the end, which there must be another batch for."""
+    share = hyper["other_batch_share"]
+    if not isinstance(share, str):
+        return False
+    choose("other_batch_share", share, ("rising",))
+    if hyper["fsd_batch"] == "same":
+        raise UserError(
+            "other_batch_share=rising needs a batch beside the step's own, and fsd_batch=same leaves it out: "
+            "--set other_batch_share=none as well."
+        )
+    return True
 
 
 def meta_optimizer(name: str, lr: float, beta2: float) -> Callable[[list[Tensor]], Optimizer]:

@@ -6,8 +6,9 @@ schedule. ResNet-32: 400 epochs, the schedule divides by 10 at 150 and 250; ResN
 ReLU units, batches of 100, 100 epochs, judged by the training loss. The paper gives SVHN's accuracy for SGDm alone, and
 the appendix repeats ResNet-34's RMSprop with a schedule as 93.97 where Table 4 has 93.87.
 
-APO runs with the library's defaults (tail look-ahead, over-relaxation 1.4); ``--set preset=paper`` gives the paper's
-settings, with which a rate with momentum runs away.
+APO runs with the library's defaults (tail look-ahead, over-relaxation 1.4) and knows how long the run is, so that the
+rate falls towards its end (:mod:`apo.horizon`); ``--set other_batch_share=none`` keeps it from it. ``--set preset=paper
+other_batch_share=none`` gives the paper's settings, with which a rate with momentum runs away.
 
 Fixed and initial rates and weight decay are starting points from the grids, not yet the best of a sweep.
 
@@ -32,6 +33,9 @@ _BASES = {"SGD": "sgd", "SGDm": "sgdm", "RMSprop": "rmsprop", "Adam": "adam"}
 #: Fixed rates, and rates that a schedule starts from.
 _FIXED = {"SGD": 0.1, "SGDm": 0.01, "RMSprop": 3e-4, "Adam": 3e-4}
 _START = {"SGD": 0.3, "SGDm": 0.1, "RMSprop": 1e-3, "Adam": 1e-3}
+
+#: Learned rates: the library's own, told how many steps there are.
+_LEARNED = {"fsd_weight": 0.3, "other_batch_share": "rising"}
 
 #: Table 4: fixed, step schedule, APO; for SVHN the text of appendix C.2.
 _PAPER: dict[str, dict[str, tuple[float, float, float]]] = {
@@ -79,7 +83,7 @@ def _entries(
         found += [
             Entry(f"{name}-fixed", base, shared | {"lr": fixed[name]}, rates | decays, {}, values[0]),
             Entry(f"{name}-step", base, shared | schedule | {"lr": start[name]}, rates | decays, {}, values[1]),
-            Entry(f"{name}-APO", f"{base}-apo", shared | {"fsd_weight": 0.3}, grids.APO_RATE | decays, {}, values[2]),
+            Entry(f"{name}-APO", f"{base}-apo", shared | _LEARNED, grids.APO_RATE | decays, {}, values[2]),
         ]
     return tuple(found)
 

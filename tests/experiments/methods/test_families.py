@@ -177,6 +177,8 @@ def test_a_rising_share_knows_how_long_the_run_is():
     assert tuner.objective.horizon.total_steps == STEPS
     with pytest.raises(UserError, match="other_batch_share"):
         build("sgdm-apo", classification(), {"other_batch_share": "falling"})
+    with pytest.raises(UserError, match="other_batch_share=none"):
+        build("sgdm-apo", classification(), {"other_batch_share": "rising", "fsd_batch": "same"})
 
 
 def test_factored_convolutions_have_smaller_factors():
