@@ -131,7 +131,7 @@ class TunedStepper(Stepper):
 
 
 def _is_rising(hyper: Mapping[str, Any]) -> bool:
-    """Tell whether the share of the other batch rises towards the end, which there must be another batch for."""
+    """Tell whether the share of the other batch rises towards the end, and refuse what it does not go with."""
     share = hyper["other_batch_share"]
     if not isinstance(share, str):
         return False
@@ -139,6 +139,11 @@ def _is_rising(hyper: Mapping[str, Any]) -> bool:
     if hyper["fsd_batch"] == "same":
         raise UserError(
             "other_batch_share=rising needs a batch beside the step's own, and fsd_batch=same leaves it out: "
+            "--set other_batch_share=none as well."
+        )
+    if hyper.get("preset") == "paper":
+        raise UserError(
+            "preset=paper stands for the paper's settings, and other_batch_share=rising is none of them: "
             "--set other_batch_share=none as well."
         )
     return True

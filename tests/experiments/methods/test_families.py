@@ -177,8 +177,13 @@ def test_a_rising_share_knows_how_long_the_run_is():
     assert tuner.objective.horizon.total_steps == STEPS
     with pytest.raises(UserError, match="other_batch_share"):
         build("sgdm-apo", classification(), {"other_batch_share": "falling"})
-    with pytest.raises(UserError, match="other_batch_share=none"):
-        build("sgdm-apo", classification(), {"other_batch_share": "rising", "fsd_batch": "same"})
+
+
+@pytest.mark.parametrize("other", [{"fsd_batch": "same"}, {"preset": "paper"}])
+def test_a_rising_share_is_refused_where_it_makes_no_sense(other):
+    build("sgdm-apo", classification(), {"other_batch_share": None, **other})
+    with pytest.raises(UserError, match="--set other_batch_share=none as well"):
+        build("sgdm-apo", classification(), {"other_batch_share": "rising", **other})
 
 
 def test_factored_convolutions_have_smaller_factors():
