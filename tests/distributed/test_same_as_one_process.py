@@ -54,9 +54,8 @@ def test_weights_and_phi_are_those_of_one_process_with_the_same_global_batch(
 def _train_to_the_end(wrapper: str) -> dict[str, Any]:
     tuner = build("rate", wrapper, total_steps=STEPS)
     train(tuner, 0, STEPS)
-    assert (
-        tuner.objective.share(tuner.history[-1].step) > 0.8
-    )  # most of the loss term is the mean over the other batches
+    share = tuner.objective.share(tuner.history[-1].step)
+    assert share > 0.8  # most of the loss term is the mean over the other batches
     return outcome(tuner)
 
 

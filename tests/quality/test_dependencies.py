@@ -36,13 +36,14 @@ LAYERS = {
     "objective": 4,
     "fsd_batches": 4,
     "rules": 4,
-    "engine": 5,
-    "tuner": 6,
-    "explicit": 7,
-    "attach": 7,
-    "integrations": 8,
-    "reference": 8,
-    "__init__": 9,
+    "look_ahead": 5,
+    "engine": 6,
+    "tuner": 7,
+    "explicit": 8,
+    "attach": 8,
+    "integrations": 9,
+    "reference": 9,
+    "__init__": 10,
 }
 
 # Stricter than its layer: an oracle that shares code with what it judges proves nothing.

@@ -86,7 +86,7 @@ def attach(
 
 
 def _expected_steps(trainer: Trainer) -> int:
-    """Return how many steps the trainer will take, by its own counting."""
+    """Return how many steps the trainer will take, counted as it does: its releases differ in whom to ask for it."""
     arguments = trainer.args
     if arguments.max_steps > 0:
         return arguments.max_steps
