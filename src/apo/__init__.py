@@ -6,15 +6,15 @@ own. See the README for both.
 
 from apo import discrepancy
 from apo._version import __version__
-from apo.attach import Attached, attach, criterion
+from apo.core.objective import ProximalObjective
+from apo.core.records import History, MetaStep, tensorboard
 from apo.discrepancy import BernoulliKL, Bregman, CategoricalKL, Discrepancy, GaussianKL, SquaredError
 from apo.errors import ApoWarning, MissingBatchError, NonFiniteError, NotLinearError, ReplayError
-from apo.explicit import APO
-from apo.objective import ProximalObjective
+from apo.loop.attach import Attached, attach, criterion
+from apo.loop.explicit import APO
+from apo.loop.tuner import Tuner
 from apo.preconditioners import Diagonal, Full, Kronecker, Preconditioner
-from apo.records import History, MetaStep, tensorboard
 from apo.rules import LearningRate, Preconditioned, Proposal, RateAndMomentum, Rule
-from apo.tuner import Tuner
 
 __all__ = [
     # front doors

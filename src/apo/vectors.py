@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from apo.processes import is_sharded, summed_over_shards
+from apo.distributed import is_sharded, summed_over_shards
 
 __all__ = ["advance_", "assign_", "copies", "differences", "dot", "norm", "scaled", "wide"]
 

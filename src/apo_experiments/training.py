@@ -13,7 +13,7 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from apo.isolation import RandomState, undisturbed
+from apo.passes.isolation import RandomState, undisturbed
 from apo_experiments import backends
 from apo_experiments.compiled import CompiledNetwork
 from apo_experiments.errors import UserError

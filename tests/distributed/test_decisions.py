@@ -14,7 +14,7 @@ from tests.distributed.training import build, network, outcome, rate, share_of_b
 from torch import nn
 
 import apo
-from apo.processes import Processes
+from apo.distributed import Processes
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 

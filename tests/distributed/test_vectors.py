@@ -7,7 +7,7 @@ import torch
 from tests.distributed.processes import in_processes
 from torch import Tensor
 
-from apo.processes import Processes, is_sharded, shard_like, whole
+from apo.distributed import Processes, is_sharded, shard_like, whole
 from apo.vectors import advance_, assign_, copies, differences, dot, norm, scaled
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import apo
-from apo.processes import whole
+from apo.distributed import whole
 
 GLOBAL_BATCH = 16
 

@@ -149,7 +149,7 @@ def test_broken_links_formulas_and_references_fail_the_build(copy, tmp_path):
     module.write_text(module.read_text().replace('r"""', 'r"""See :class:`Elsewhere`. ', 1))
     done = build(copy, tmp_path / "site")
     complaints = {defect: complaint for defect, (_, _, complaint) in DEFECTS.items()}
-    complaints["a docstring that refers to nothing"] = "apo.objective: there is no 'Elsewhere'"
+    complaints["a docstring that refers to nothing"] = "apo.core.objective: there is no 'Elsewhere'"
     assert done.returncode != 0
     assert not [defect for defect, complaint in complaints.items() if complaint not in done.stderr], done.stderr
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import apo
-from apo.replay import tree_map
+from apo.passes.recording import tree_map
 
 
 class Encoding(UserDict):

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import SGD, lr_scheduler
 
 import apo
-from apo.rules.schedule import Rate
+from apo.rules.param_groups import Rate
 
 
 def sequential(optimizer):

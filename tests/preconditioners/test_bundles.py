@@ -14,10 +14,11 @@ from tests.preconditioners.zoo import ZOO, backward, build
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from apo.preconditioners import Diagonal, Kronecker, bundles
-from apo.preconditioners.bundled import Bundled
-from apo.preconditioners.bundles import Single, bundle_layers
-from apo.preconditioners.layer_by_layer import LayerByLayer
+from apo.preconditioners import Diagonal, Kronecker
+from apo.preconditioners.product import bundles
+from apo.preconditioners.product.bundled import Bundled
+from apo.preconditioners.product.bundles import Single, bundle_layers
+from apo.preconditioners.product.layer_by_layer import LayerByLayer
 
 
 def repeated(layers: int = 3) -> nn.Module:

@@ -12,8 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
-from tests.engine import networks
-from tests.engine.scripted import Scripted, move_phi
+from tests.core import networks
+from tests.core.scripted import Scripted, move_phi
 from torch import Tensor, nn
 from torch.nn import functional as F
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tests.engine import networks
+from tests.core import networks
 from torch.nn import functional as F
 
 import apo

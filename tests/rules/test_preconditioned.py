@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.engine import networks
+from tests.core import networks
 from torch.nn import functional as F
 
 import apo

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim import Optimizer
 
-from apo.attach import Attached
-from apo.attach import attach as attach_to_optimizer
-from apo.records import MetaStep
+from apo.core.records import MetaStep
+from apo.loop.attach import Attached
+from apo.loop.attach import attach as attach_to_optimizer
 from apo.rules.base import Rule
-from apo.rules.schedule import is_scheduled, note_scheduler
+from apo.rules.param_groups import is_scheduled, note_scheduler
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -21,9 +21,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from apo.integrations.distributed_names import NamedTensors, factor_names, parameter_names, unwrapped
-from apo.isolation import RandomState
+from apo.loop.tuner import Tuner
+from apo.passes.isolation import RandomState
 from apo.preconditioners import Preconditioner
-from apo.tuner import Tuner
 
 __all__ = ["latest_checkpoint", "load_checkpoint", "save_checkpoint"]
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim import Optimizer
 
-from apo.attach import Attached, attach
-from apo.records import MetaStep
+from apo.core.records import MetaStep
+from apo.loop.attach import Attached, attach
 from apo.rules.base import Rule
 
 if TYPE_CHECKING:

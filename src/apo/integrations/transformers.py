@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from apo.attach import Attached, criterion
-from apo.attach import attach as attach_to_optimizer
-from apo.records import MetaStep
+from apo.core.records import MetaStep
+from apo.loop.attach import Attached, criterion
+from apo.loop.attach import attach as attach_to_optimizer
 from apo.rules.base import Rule
 
 if TYPE_CHECKING:

@@ -6,17 +6,24 @@
   the tensor that the block takes, and :func:`plan_layers` gives every parameter of a model both.
 """
 
-from .base import Preconditioner
-from .block import Block
-from .diagonal import Diagonal
-from .diagonal_block import DiagonalBlock
-from .factored_conv_block import FactoredConvBlock
-from .full import Full
-from .full_block import FullBlock
-from .kronecker import Kronecker
-from .kronecker_block import KroneckerBlock
-from .layers import Layer, plan_layers
-from .views import ChannelsLastView, ConcatenatedView, MatrixView, ReshapeView, TransposedConvView, View
+from apo.preconditioners.block import Block
+from apo.preconditioners.diagonal import Diagonal
+from apo.preconditioners.diagonal_block import DiagonalBlock
+from apo.preconditioners.factored_conv_block import FactoredConvBlock
+from apo.preconditioners.full import Full
+from apo.preconditioners.full_block import FullBlock
+from apo.preconditioners.kronecker import Kronecker
+from apo.preconditioners.kronecker_block import KroneckerBlock
+from apo.preconditioners.optimizer import Preconditioner
+from apo.preconditioners.plan import Layer, plan_layers
+from apo.preconditioners.views import (
+    ChannelsLastView,
+    ConcatenatedView,
+    MatrixView,
+    ReshapeView,
+    TransposedConvView,
+    View,
+)
 
 __all__ = [
     "Preconditioner",

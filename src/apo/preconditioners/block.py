@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .matmul import operand_type, tf32
+from apo.preconditioners.matmul import operand_type, tf32
 
 __all__ = ["Block"]
 
@@ -33,7 +33,7 @@ class Block(ABC):
         factors: The learned tensors by name, leaves that do not require gradients; their order never changes.
         matmul: Precision of products with factors: ``"float32"``, ``"tf32"`` or ``"bfloat16"``.
         stackable: Whether the arithmetic holds for factors and gradients with one more dimension in front, so that
-            blocks of one shape can be computed as one; see :mod:`apo.preconditioners.bundles`.
+            blocks of one shape can be computed as one; see :mod:`apo.preconditioners.product.bundles`.
         lead: How many such dimensions this block has.
 
     Example:

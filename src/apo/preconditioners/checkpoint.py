@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .layers import Layer
-from .ownership import Ownership
+from apo.preconditioners.ownership import Ownership
+from apo.preconditioners.plan import Layer
 
 __all__ = ["check_factors", "load_factors", "load_momentum"]
 

@@ -8,7 +8,7 @@ from typing import Any, final
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .base import Preconditioner
+from apo.preconditioners.optimizer import Preconditioner
 
 __all__ = ["Diagonal"]
 

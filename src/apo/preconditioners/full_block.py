@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from .block import Block, factor_type
+from apo.preconditioners.block import Block, factor_type
 
 __all__ = ["FullBlock"]
 

@@ -21,11 +21,11 @@ from math import prod
 
 from torch import Tensor, nn
 
-from .block import Block
-from .diagonal_block import DiagonalBlock
-from .factored_conv_block import FactoredConvBlock
-from .kronecker_block import KroneckerBlock
-from .views import ChannelsLastView, MatrixView, ReshapeView, TransposedConvView, View
+from apo.preconditioners.block import Block
+from apo.preconditioners.diagonal_block import DiagonalBlock
+from apo.preconditioners.factored_conv_block import FactoredConvBlock
+from apo.preconditioners.kronecker_block import KroneckerBlock
+from apo.preconditioners.views import ChannelsLastView, MatrixView, ReshapeView, TransposedConvView, View
 
 __all__ = ["Limits", "kronecker_pieces"]
 

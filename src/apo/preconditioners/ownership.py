@@ -15,9 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from apo.processes import Processes
-
-from .layers import Layer
+from apo.distributed import Processes
+from apo.preconditioners.plan import Layer
 
 __all__ = ["Ownership", "balanced", "sharing_group"]
 

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apo.processes import is_sharded, whole
+from apo.distributed import is_sharded, whole
+from apo.preconditioners.product.direction import Groups
 from apo.vectors import advance_
-
-from .direction import Groups
 
 __all__ = ["move_weights"]
 

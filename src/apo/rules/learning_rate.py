@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 
 from apo.rules.base import MetaOptimizerFactory, Probe, Proposal, Rule
 from apo.rules.linearity import check_linear_in_lr
-from apo.rules.schedule import ScheduledGroup, base_rate
+from apo.rules.param_groups import ScheduledGroup, base_rate
 from apo.rules.tail import coupled_decay, has_tail, tail_displacement
 from apo.rules.warm_start import find_turning_point
 from apo.vectors import advance_, differences, dot, norm, scaled

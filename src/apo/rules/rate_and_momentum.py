@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from apo.rules.base import MetaOptimizerFactory, Proposal, Rule
-from apo.rules.schedule import ScheduledGroup, base_rate
+from apo.rules.param_groups import ScheduledGroup, base_rate
 from apo.vectors import dot, wide
 
 __all__ = ["RateAndMomentum"]

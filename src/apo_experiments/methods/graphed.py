@@ -17,8 +17,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from apo.capture import capture, recorded
-from apo.replay import tree_map
+from apo.passes.capture import capture, recorded
+from apo.passes.recording import tree_map
 from apo_experiments.methods.passes import EagerPass, Loss, TrainingPass
 
 __all__ = ["GraphedPass"]

@@ -10,8 +10,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from apo.graphed_network import GraphedNetwork
-from apo.replay import as_call
+from apo.passes.graphs import GraphedNetwork
+from apo.passes.recording import as_call
 from apo_experiments.methods.hyper import choose
 from apo_experiments.problem import Problem
 

@@ -1,0 +1,232 @@
+"""Where the batch B' of the function-space term comes from.
+
+* :class:`PreviousBatch` (default): the training batch of the step before. Different data, and no second loader.
+* :class:`SameBatch`: B itself; its outputs are already there, so a meta-step costs less (appendix D of the paper).
+* :class:`BatchStream`: any iterable of batches, started again when it ends.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import torch
+
+from apo.errors import ApoWarning, MissingBatchError
+from apo.passes.isolation import RandomState
+from apo.passes.recording import Recording, odd_type
+
+__all__ = ["BatchStream", "FSDBatches", "PreviousBatch", "SameBatch", "fsd_batches"]
+
+_END = object()
+
+
+class FSDBatches(ABC):
+    """A source of batches for the function-space term."""
+
+    #: Whether the batch of the step before a meta-step has to be kept.
+    keeps_previous: bool = False
+    #: Whether B' is B, so that the outputs of the training pass serve again.
+    is_same: bool = False
+
+    def keep(self, recording: Recording) -> None:
+        """Receive the batch of the step before a meta-step."""
+
+    @abstractmethod
+    def draw(self, current: Recording) -> Recording:
+        """Return the batch for a meta-step whose training batch is ``current``."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is needed to go on with the same batches."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Go on where :meth:`state_dict` was called."""
+
+
+class PreviousBatch(FSDBatches):
+    """The training batch of the step before; on the very first step, B itself.
+
+    A checkpoint holds the batch if it is plain data, such as tensors, numbers and strings in tuples, lists and dicts.
+
+    Example:
+        >>> PreviousBatch().keeps_previous
+        True
+    """
+
+    keeps_previous = True
+
+    def __init__(self) -> None:
+        self._previous: Recording | None = None
+        self._warned = False
+
+    def keep(self, recording: Recording) -> None:
+        """Copy the batch, so that a caller may use its memory again."""
+        self._previous = recording.as_inputs()
+
+    def draw(self, current: Recording) -> Recording:
+        """Return the kept batch, or the current one if there is none yet."""
+        return current.as_inputs() if self._previous is None else self._previous
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the kept batch, unless ``torch.load(weights_only=True)`` would refuse the whole checkpoint for it."""
+        saved = None if self._previous is None else self._previous.state_dict()
+        odd = odd_type(saved)
+        if odd is None:
+            return {"previous": saved}
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"the batch of the step before holds a {odd.__name__}, which is not plain data, so it is not saved: "
+                "resumed right before a meta-step, that meta-step uses its own batch as B'",
+                ApoWarning,
+                stacklevel=2,
+            )
+        return {"previous": None}
+
+    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Take the kept batch back."""
+        saved = state.get("previous")
+        self._previous = None if saved is None else Recording.from_state_dict(saved, device)
+
+
+class SameBatch(FSDBatches):
+    """B' is B (an ablation of appendix D, and the cheapest choice).
+
+    Example:
+        >>> SameBatch().is_same
+        True
+    """
+
+    is_same = True
+
+    def draw(self, current: Recording) -> Recording:
+        """Return the current batch."""
+        return current
+
+
+class BatchStream(FSDBatches):
+    """Batches from an iterable, which is started again when it ends.
+
+    An exact resume needs to find the same place again: a source with ``state_dict`` and ``load_state_dict`` is asked
+    for it, any other is wound forward, which gives the same batches if it yields them in the same order.
+
+    A batch is ``(inputs, target)``, or the network's inputs alone. Inputs are passed on as :meth:`apo.APO.step` does,
+    however the loop itself calls the network: a mapping as keyword arguments, a tuple or list as positional ones, and
+    anything else as the only argument. For a network that takes a mapping as its one argument, yield
+    ``((mapping,), target)``.
+
+    Args:
+        source: An iterable of batches, such as a ``DataLoader``.
+        record: Turns a batch into a recording, given the current one as a pattern.
+    """
+
+    def __init__(self, source: Iterable[Any], record: Callable[[Any, Recording], Recording]) -> None:
+        self._source = source
+        self._record = record
+        self._iterator: Iterator[Any] | None = None
+        self._position = 0
+
+    def draw(self, current: Recording) -> Recording:
+        """Return the next batch of the stream.
+
+        Raises:
+            MissingBatchError: The iterable has no batch, or is an exhausted iterator.
+        """
+        for _ in range(2):
+            if self._iterator is None:
+                self._wind_to(0)
+            with _own_randomness():
+                batch = next(self._iterator, _END)  # type: ignore[arg-type]
+            if batch is not _END:
+                self._position += 1
+                return self._record(batch, current)
+            self._iterator = None
+        raise MissingBatchError(
+            "fsd_batch yielded no batch for the function-space term: pass an iterable that can be started again "
+            "(a DataLoader or a list, not a generator), fsd_batch='previous', or fsd_weight=0"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position in the stream, or the source's own state where it has one."""
+        if _is_stateful(self._source):
+            return {"source": self._source.state_dict()}  # type: ignore[attr-defined]
+        return {"position": self._position}
+
+    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Find the position in the stream again.
+
+        Raises:
+            ValueError: The state is that of another kind of source.
+        """
+        if not ("position" in state or ("source" in state and _is_stateful(self._source))):
+            raise ValueError(
+                "the checkpoint has no position for this fsd_batch: pass the kind of fsd_batch with which it was saved"
+            )
+        if "source" in state:
+            self._source.load_state_dict(state["source"])  # type: ignore[attr-defined]
+            self._iterator = None
+            return
+        self._wind_to(int(state["position"]))
+        if not isinstance(self._source, Sequence) and self._position:
+            warnings.warn(
+                f"fsd_batch was wound forward by {self._position} batches: the resume is exact only if it yields the "
+                "same batches in the same order again",
+                ApoWarning,
+                stacklevel=2,
+            )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BatchStream:
+        """Copy the place in the stream, not the data; a source that keeps its own place is copied."""
+        if isinstance(self._source, Iterator):
+            raise TypeError("fsd_batch is an iterator and cannot be copied: pass an iterable that can be started again")
+        stateful = _is_stateful(self._source)
+        twin = BatchStream(copy.deepcopy(self._source, memo) if stateful else self._source, self._record)
+        memo[id(self)] = twin
+        twin._record = copy.deepcopy(self._record, memo)
+        if not stateful:
+            twin._wind_to(self._position)
+        return twin
+
+    def _wind_to(self, position: int) -> None:
+        with _own_randomness():
+            self._iterator, self._position = iter(self._source), position
+            next(islice(self._iterator, position, position), None)
+
+
+@contextmanager
+def _own_randomness() -> Iterator[None]:
+    """Give the CPU's random streams back to training: a DataLoader draws its seeds and its order from them."""
+    random_state = RandomState.capture(())
+    try:
+        yield
+    finally:
+        random_state.restore()
+
+
+def _is_stateful(source: object) -> bool:
+    return callable(getattr(source, "state_dict", None)) and callable(getattr(source, "load_state_dict", None))
+
+
+def fsd_batches(choice: object, record: Callable[[Any, Recording], Recording]) -> FSDBatches:
+    """Build the source that the argument ``fsd_batch`` names.
+
+    Args:
+        choice: ``"previous"``, ``"same"`` or an iterable of batches.
+        record: Turns a batch of an iterable into a recording.
+
+    Raises:
+        TypeError: It is none of these.
+    """
+    if choice == "previous":
+        return PreviousBatch()
+    if choice == "same":
+        return SameBatch()
+    if isinstance(choice, Iterable) and not isinstance(choice, (str, bytes, Mapping, torch.Tensor)):
+        return BatchStream(choice, record)
+    raise TypeError(f"fsd_batch must be 'previous', 'same' or an iterable of batches, got {choice!r}")

@@ -1,0 +1,1 @@
+"""Watching the training loop: when to meta-step, the two front doors, and checkpoints."""

@@ -1,0 +1,345 @@
+"""The one-line front door: ``apo.attach(optimizer, model, criterion)``, and the training loop stays as it is.
+
+Everything is learned through PyTorch's own hooks: the network's forward hooks give the inputs and outputs, the
+criterion's forward hook gives the targets, a hook on the loss tells with what weight it was back-propagated, and the
+optimizer's step hooks tell when the weights move.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+from torch.optim import Optimizer
+
+from apo.core.records import MetaStep
+from apo.distributed import leaves_gradients, through_wrapper
+from apo.errors import ReplayError
+from apo.loop.tuner import Tuner
+from apo.passes.isolation import modes_of, with_modes
+from apo.passes.network import every_module
+from apo.passes.recording import Autocast, Call, Recording, Slot, own_loss, tree_map
+from apo.rules.base import Rule
+
+__all__ = ["Attached", "attach", "criterion"]
+
+
+class FunctionalLoss(nn.Module):
+    """A functional loss as a module, so that it can be watched."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Call the function."""
+        return self.function(*args, **kwargs)
+
+
+def criterion(function: Callable[..., Tensor]) -> nn.Module:
+    """Wrap a functional loss so that :func:`attach` can watch it; use the result in its place in the loop.
+
+    Example:
+        >>> import apo, torch.nn.functional as F
+        >>> loss_function = apo.criterion(F.cross_entropy)
+        >>> loss_function(torch.zeros(2, 4), torch.tensor([0, 1])).item() > 1
+        True
+    """
+    if isinstance(function, type):
+        raise TypeError(f"function must be a loss, got the class {function.__name__}: pass an instance of it")
+    if not callable(function):
+        raise TypeError(f"function must be callable, got {type(function).__name__}")
+    return FunctionalLoss(function)
+
+
+@dataclass(frozen=True)
+class _Output:
+    """What a call of the network returned: its tensors, each with where it is and its version counter."""
+
+    value: Any
+    leaves: list[tuple[tuple[int | str, ...], Tensor, int]]
+
+    def unchanged(self) -> bool:
+        """Tell whether nothing was changed in place since: a replay would not repeat the change."""
+        return all(leaf._version == version for _, leaf, version in self.leaves)
+
+
+@dataclass(eq=False)
+class _Observed:
+    """A loss that was computed, and the weight with which it was back-propagated (None: not at all, so far)."""
+
+    recording: Recording
+    modes: list[tuple[nn.Module, bool]] = field(default_factory=list)  # of the modules, at that time
+    weight: Tensor | None = None
+    passes: int = 0  # how often it was back-propagated
+    probed: Tensor | None = None  # the weight in `torch.autograd.grad`
+    left_gradients: bool = True  # in the parameters, see `leaves_gradients`
+
+
+class Attached(Tuner):
+    """A tuner that watches an existing training loop; made by :func:`attach`.
+
+    Gradient accumulation, clipping, closures, autocast and loss scaling are seen as they happen. Micro-batches are
+    weighted as they were back-propagated; if the total weight exceeds their number, a loss scale not made known
+    through ``scaler=`` is assumed and divided out. What ``torch.autograd.grad`` does to a loss counts only if the
+    iteration has no ``backward()``: it is taken for a look at the gradients, such as their noise.
+
+    Arguments of the network that carry a graph, such as features of an encoder that another optimizer trains, are
+    constants to a meta-step. Put passes that are not for training under ``torch.no_grad()``: the outputs of others are
+    kept until the next step, in case that a loss is made of them.
+
+    Example:
+        >>> import apo, torch
+        >>> model, criterion = torch.nn.Linear(4, 3), torch.nn.CrossEntropyLoss()
+        >>> with apo.attach(torch.optim.Adam(model.parameters()), model, criterion) as tuner:
+        ...     criterion(model(torch.randn(8, 4)), torch.randint(3, (8,))).backward()
+        ...     tuner.optimizer.step()
+        >>> len(tuner.history)
+        1
+    """
+
+    def __init__(
+        self, rule: Rule | Optimizer, model: nn.Module, criterion: nn.Module | None = None, **options: Any
+    ) -> None:
+        if criterion is not None and not isinstance(criterion, nn.Module):
+            raise TypeError(
+                f"criterion must be a torch.nn.Module so that it can be watched, got {criterion!r}: "
+                "wrap it, criterion = apo.criterion(your_function), and call the wrapped one in the loop"
+            )
+        self._criterion = criterion
+        self._calls: list[tuple[Call, _Output]] = []
+        self._pending: Call | None = None
+        self._observed: list[_Observed] = []
+        self._modes: list[tuple[nn.Module, bool]] = []
+        function = criterion.function if isinstance(criterion, FunctionalLoss) else criterion
+        super().__init__(model, rule, function, **options)
+
+    def _install_hooks(self) -> None:
+        super()._install_hooks()
+        # The optimizer owns the tuner: when it is dropped, a network that lives on keeps nothing of either.
+        watch = {"weak": True, "with_kwargs": True}
+        self._hooks.add(self.model.register_forward_pre_hook, self._before_forward, **watch)
+        self._hooks.add(self.model.register_forward_hook, self._after_forward, **watch)
+        if self._criterion is not None:
+            self._hooks.add(self._criterion.register_forward_hook, self._after_loss, **watch)
+
+    def _wants_recording(self) -> bool:
+        # Under torch.func the network runs on stand-ins for tensors, for somebody's own gradients and not for training.
+        stack = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+        return super()._wants_recording() and stack.peek_interpreter_stack() is None
+
+    def _before_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        self._mend()
+        if not (self._wants_recording() and torch.is_grad_enabled()):
+            return
+        self.engine.model = through_wrapper(self.model, self.engine.model)
+        self._pending = self._replayable(Call(args, kwargs))
+
+    def _after_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+        call, self._pending = self._pending, None
+        if call is None:
+            return
+        leaves = [(path, leaf, leaf._version) for path, leaf in _leaves(output)]
+        self._calls.append((call, _Output(output, leaves)))
+        if self._criterion is None:
+            self._observe(own_loss(output), Recording((call,), None, {}, (), self._autocast()), output)
+
+    def _after_loss(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], loss: Tensor) -> None:
+        if not (self._calls and torch.is_grad_enabled() and self._wants_recording() and _has_gradient(loss)):
+            return
+        slots = tuple(_find_slots(args, kwargs, [output for _, output in self._calls]))
+        used = sorted({slot.call for slot in slots})
+        calls = tuple(self._calls[index][0] for index in used)
+        if used != list(range(len(used))):
+            slots = tuple(replace(slot, call=used.index(slot.call)) for slot in slots)
+        seen = {slot.position for slot in slots}
+        rest = tuple(None if index in seen else value for index, value in enumerate(args))
+        named = {name: None if name in seen else value for name, value in kwargs.items()}
+        filled = [args[p] if isinstance(p, int) else kwargs[p] for p in (slot.position for slot in slots)]
+        prediction = filled[0] if len(filled) == 1 else tuple(filled)
+        self._observe(loss, Recording(calls, rest, named, slots, self._autocast()), prediction)
+
+    def _observe(self, loss: Tensor, recording: Recording, prediction: Any) -> None:
+        modes = []
+        if self.is_meta_step():
+            # The loop may call model.eval() before the step.
+            modes = modes_of(every_module(part for part in (self.model, self._criterion) if part is not None))
+            kept = tree_map(Tensor.detach, prediction) if self.fsd_batches.is_same else None
+            # A copy: whoever weights the loss in place shall not change it here.
+            recording = replace(recording.ended(), loss=loss.detach().clone(), prediction=kept)
+        observed = _Observed(recording, modes)
+        earlier = [other for other in self._observed if other.weight is not None]
+        self._observed.append(observed)
+        owner = weakref.ref(self)  # the loss may outlive the tuner, or be kept by it
+
+        def note(weight: Tensor) -> None:
+            tuner = owner()
+            if tuner is not None:
+                tuner._note_backward(observed, earlier, weight)
+
+        loss.register_hook(note)
+
+    def _note_backward(self, observed: _Observed, earlier: list[_Observed], weight: Tensor) -> None:
+        """Receive the weight with which a loss is back-propagated, after some earlier ones."""
+        weight = weight.detach().clone() if self.is_meta_step() else weight
+        if not _fills_gradients(self._parameters()):
+            observed.probed = weight
+            return
+        again = observed.weight is not None and not (observed.left_gradients and self._gradients_are_clear())
+        observed.weight = observed.weight + weight if again else weight  # type: ignore[operator]
+        observed.passes = observed.passes + 1 if again else 1
+        observed.left_gradients = leaves_gradients(self.engine.model)
+        if earlier and earlier[-1].left_gradients and self._gradients_are_clear():
+            # They were of a step that a GradScaler left out.
+            self._observed = [other for other in self._observed if other not in earlier]
+
+    def _used_recordings(self) -> list[Recording]:
+        """Return the passes that were back-propagated, each with its weight in the total loss."""
+        used = self._back_propagated()
+        self._forget()
+        if not (used and self.is_meta_step()):
+            return [observed.recording for observed in used]
+        self._modes = used[-1].modes
+        weights = [observed.weight for observed in used if observed.weight is not None]
+        if all(weight.device.type == "cpu" and not weight.ndim for weight in weights):
+            weights = [weight.item() for weight in weights]  # nobody has to wait for these
+        divisor = self._loss_scale(weights, sum(observed.passes for observed in used))
+        parameters = list(self._parameters())
+        settled = [observed.recording.settled(parameters) for observed in used]
+        return [replace(recording, weight=w / divisor) for recording, w in zip(settled, weights, strict=True)]
+
+    def _back_propagated(self) -> list[_Observed]:
+        """Return the losses that made the gradients: those of ``backward()``, else those of ``torch.autograd.grad``."""
+        used = [observed for observed in self._observed if observed.weight is not None]
+        if not used:
+            probed = [observed for observed in self._observed if observed.probed is not None]
+            used = [replace(observed, weight=observed.probed, passes=1) for observed in probed]
+        if self._criterion is None:
+            return used
+        # A loss without an output of the network may be that of another network with the same criterion.
+        others = [observed.recording for observed in used if not observed.recording.slots]
+        used = [observed for observed in used if observed.recording.slots]
+        if others and (not used or any(other.depends_on(list(self._parameters())) for other in others)):
+            raise ReplayError(
+                "the criterion was called on something that is neither an output of the network nor a reshape of "
+                "one, so it cannot be evaluated at other weights: let the network return its loss, or use apo.APO"
+            )
+        return used
+
+    def _meta_step(self, theta: dict[Tensor, Tensor], recordings: list[Recording]) -> MetaStep | None:
+        with with_modes(self._modes):
+            return super()._meta_step(theta, recordings)
+
+    def _loss_scale(self, weights: Sequence[Tensor | float], passes: int) -> Tensor | float:
+        scaler = self.engine.scaler
+        if scaler is not None:
+            return float(scaler.get_scale()) if scaler.is_enabled() else 1.0
+        limit = 1.01 * passes
+        total = sum(weight.abs().sum() if isinstance(weight, Tensor) else abs(weight) for weight in weights)
+        if isinstance(total, Tensor):
+            return torch.where(total > limit, total, 1.0)
+        return total if total > limit else 1.0
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._calls, self._observed, self._modes, self._pending = [], [], [], None
+
+    def _autocast(self) -> Autocast:
+        return Autocast.capture(self.device.type)
+
+    def _no_recording_message(self) -> str:
+        return (
+            "a meta-step was due, but no loss of the watched network was back-propagated since the last step: call "
+            "model(...) and criterion(...) themselves, not model.forward or a copy, in every iteration"
+        )
+
+
+def attach(
+    optimizer: Rule | Optimizer, model: nn.Module, criterion: nn.Module | None = None, **options: Any
+) -> Attached:
+    """Let an existing training loop learn its learning rate; nothing after this line has to change.
+
+    Args:
+        optimizer: The optimizer of the loop, or a rule around it such as ``apo.LearningRate(optimizer, ...)``.
+        model: The network that the loop calls.
+        criterion: The loss module that the loop calls on the network's output (a function is made one by
+            :func:`apo.criterion`); None if the network's output carries its ``loss``, as Hugging Face models' do.
+        **options: See :class:`apo.Tuner`.
+
+    Returns:
+        The tuner: read ``history``, save ``state_dict()`` (it also travels inside ``optimizer.state_dict()``), call
+        ``detach()`` or use it as a context manager to take everything off again.
+
+    Example:
+        >>> import apo, torch
+        >>> _ = torch.manual_seed(0)
+        >>> model, criterion = torch.nn.Linear(4, 3), torch.nn.CrossEntropyLoss()
+        >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        >>> tuner = apo.attach(optimizer, model, criterion)
+        >>> x, y = torch.randn(16, 4), torch.randint(3, (16,))
+        >>> for _ in range(20):
+        ...     optimizer.zero_grad()
+        ...     loss = criterion(model(x), y)
+        ...     loss.backward()
+        ...     optimizer.step()
+        >>> len(tuner.history), optimizer.param_groups[0]["lr"] == tuner.history[-1].lr[0]
+        (2, True)
+    """
+    return Attached(optimizer, model, criterion, **options)
+
+
+def _has_gradient(loss: Any) -> bool:
+    if not isinstance(loss, Tensor):
+        raise TypeError(f"criterion must return a tensor, got {type(loss).__name__}: let it return the loss alone")
+    return loss.requires_grad
+
+
+def _find_slots(args: tuple, kwargs: Mapping[str, Any], outputs: list[_Output]) -> Iterator[Slot]:
+    """Find which arguments of the criterion are outputs of the network, or reshapes of such."""
+    intact = [(index, output) for index, output in enumerate(outputs) if output.unchanged()]
+    leaves = [(index, path, leaf) for index, output in intact for path, leaf, _ in output.leaves]
+    for position, value in [*enumerate(args), *kwargs.items()]:
+        if not isinstance(value, Tensor):
+            whole = [index for index, output in intact if output.value is value]
+            if whole:
+                yield Slot(position, whole[-1])
+            continue
+        for index, path, leaf in reversed(leaves):
+            if leaf is value:
+                yield Slot(position, index, path)
+                break
+            if _is_reshape(value, leaf):
+                yield Slot(position, index, path, tuple(int(size) for size in value.shape))
+                break
+
+
+def _fills_gradients(parameters: Iterable[Tensor]) -> bool:
+    """Tell whether the pass that is running ends in the ``.grad`` of a parameter: not so in ``torch.autograd.grad``."""
+    nodes = (get_gradient_edge(p).node for p in parameters if p.requires_grad)
+    try:
+        return any(torch._C._will_engine_execute_node(node) for node in nodes)
+    except RuntimeError:  # the answer about a parameter for which torch.autograd.grad was asked
+        return False
+
+
+def _is_reshape(value: Tensor, leaf: Tensor) -> bool:
+    if value.requires_grad != leaf.requires_grad:
+        return False  # a detached output is a constant, such as the target of a stop-gradient
+    same_memory = value.data_ptr() == leaf.data_ptr() and value.numel() == leaf.numel() and value.numel() > 0
+    return same_memory and value.is_contiguous() and leaf.is_contiguous() and value.dtype == leaf.dtype
+
+
+def _leaves(output: Any, path: tuple[int | str, ...] = ()) -> Iterator[tuple[tuple[int | str, ...], Tensor]]:
+    if isinstance(output, Tensor):
+        yield path, output
+    elif isinstance(output, Mapping):
+        for key, value in output.items():
+            yield from _leaves(value, (*path, key))
+    elif isinstance(output, (tuple, list)):
+        for index, value in enumerate(output):
+            yield from _leaves(value, (*path, index))

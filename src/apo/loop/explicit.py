@@ -1,0 +1,170 @@
+"""The explicit front door: ``loss = tuner.step(inputs, target)``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from apo.distributed import leaves_gradients
+from apo.errors import ReplayError
+from apo.loop.tuner import Tuner
+from apo.passes.recording import Autocast, Recording, Slot, as_call, own_loss, tree_map
+from apo.rules.base import Rule
+
+__all__ = ["APO"]
+
+
+class APO(Tuner):
+    r"""Train with Amortized Proximal Optimization, for those who own their training loop.
+
+    Every ``interval`` steps it looks ahead, evaluates the proximal objective
+
+    .. math::
+        Q(\phi) = J_B(\theta') + \lambda_{FSD} \operatorname{mean}_{x \in B'} \rho(f(x, \theta'), f(x, \theta))
+            + \frac{\lambda_{WSD}}{2} \|\theta' - \theta\|^2
+
+    at the look-ahead weights and moves the rule's meta-parameters phi down its gradient (Algorithm 1 of the paper).
+
+    Args:
+        model: The network.
+        rule: A rule, or an optimizer whose learning rate (or, for a preconditioner, whose matrices) shall be learned.
+        loss: ``loss(output, target)`` returning a scalar; None if the network's output carries its own ``loss``.
+        **options: See :class:`apo.Tuner`.
+
+    Example:
+        >>> import apo, torch
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Linear(4, 3)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
+        >>> tuner = apo.APO(model, optimizer, loss=torch.nn.functional.cross_entropy, interval=2)
+        >>> x, y = torch.randn(16, 4), torch.randint(3, (16,))
+        >>> losses = [float(tuner.step(x, y)) for _ in range(20)]
+        >>> losses[-1] < losses[0] and optimizer.param_groups[0]["lr"] > 1e-3
+        True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        rule: Rule | Optimizer,
+        loss: Callable[[Any, Any], Tensor] | None = None,
+        **options: Any,
+    ) -> None:
+        if loss is not None and not callable(loss):
+            raise TypeError(f"loss must be callable as loss(output, target) or None, got {type(loss).__name__}")
+        if isinstance(loss, type):
+            raise TypeError(f"loss must be a function or an instance, got the class itself: write {loss.__name__}()")
+        self._left_gradients = True  # by the last pass, see `leaves_gradients`
+        super().__init__(model, rule, loss, **options)
+
+    def step(self, inputs: Any = None, target: Any = None) -> Tensor | None:
+        """Take one training step: forward, backward, optimizer step and, when it is time, meta-step.
+
+        Without arguments only the optimizer steps, on gradients from :meth:`backward` (accumulated, clipped, ...).
+
+        Args:
+            inputs: A tensor, a tuple of positional arguments or a mapping of keyword arguments of the network.
+            target: What the loss function takes beside the output.
+
+        Returns:
+            The training loss, detached; None without arguments.
+        """
+        loss = None
+        if inputs is not None:
+            self.optimizer.zero_grad()
+            self._recordings.clear()
+            loss = self.backward(inputs, target)
+        scaler = self.engine.scaler
+        if scaler is None:
+            self.optimizer.step()
+        else:
+            scaler.step(self.optimizer)
+            scaler.update()
+            self._recordings.clear()  # of a step that the scaler left out
+        return loss
+
+    def backward(self, inputs: Any, target: Any = None, *, weight: float = 1.0) -> Tensor:
+        """Run the network forward and backward and add to the gradients: one micro-batch.
+
+        Call it once or several times (with ``weight=1/n`` for the mean of n), clip the gradients if you like, then call
+        :meth:`step` without arguments and ``optimizer.zero_grad()``.
+
+        Args:
+            inputs: See :meth:`step`.
+            target: See :meth:`step`.
+            weight: Factor of this loss in the objective.
+
+        Returns:
+            The loss of the micro-batch, detached and without the weight.
+        """
+        recording = self._new_recording(inputs, target) if self._wants_recording() else None
+        if self._recordings and self._left_gradients and self._gradients_are_clear():
+            self._recordings.clear()  # of a step that was not taken
+        call = as_call(inputs)
+        with torch.enable_grad():
+            output = self.model(*call.args, **call.kwargs)
+            criterion = self.engine.criterion
+            loss = own_loss(output) if criterion is None else criterion(output, target)
+            _check_scalar(loss)
+            scaled = loss * weight if weight != 1.0 else loss
+            scaler = self.engine.scaler
+            (scaled if scaler is None else scaler.scale(scaled)).backward()
+        if recording is not None:
+            self._left_gradients = leaves_gradients(self.model)
+            prediction = tree_map(Tensor.detach, output) if self.fsd_batches.is_same else None
+            recording = replace(recording.ended(), loss=loss.detach(), weight=weight, prediction=prediction)
+            self._recordings.append(recording)
+        return loss.detach()
+
+    def record(self, inputs: Any, target: Any = None) -> None:
+        """Tell of a forward and backward pass that ran elsewhere, such as in a CUDA graph, before an ordinary step.
+
+        The gradients are in place and :meth:`step` without arguments follows, exactly as after :meth:`backward`: the
+        batch may be wanted as B' of the next meta-step. A step for which :meth:`is_meta_step` holds needs
+        :meth:`backward`, because its forward pass will run again with the same random numbers.
+
+        Args:
+            inputs: See :meth:`step`.
+            target: See :meth:`step`.
+
+        Raises:
+            ReplayError: The coming step is a meta-step.
+
+        Example:
+            >>> import apo, torch
+            >>> model = torch.nn.Linear(2, 1)
+            >>> tuner = apo.APO(model, torch.optim.SGD(model.parameters(), lr=0.1), torch.nn.functional.mse_loss)
+            >>> x, y = torch.ones(4, 2), torch.zeros(4, 1)
+            >>> loss = tuner.step(x, y)  # the first step is a meta-step
+            >>> tuner.optimizer.zero_grad()
+            >>> torch.nn.functional.mse_loss(model(x), y).backward()
+            >>> tuner.record(x, y)
+            >>> tuner.step()
+            >>> tuner.steps
+            2
+        """
+        if self.is_meta_step():
+            raise ReplayError(
+                f"step {self.steps} is a meta-step, whose pass cannot be recorded: call backward() for it"
+            )
+        if self._wants_recording():
+            self._recordings.append(self._new_recording(inputs, target))
+
+    def _new_recording(self, inputs: Any, target: Any) -> Recording:
+        """Describe a training pass: the network on ``inputs``, the criterion on its output and ``target``."""
+        call = self._replayable(as_call(inputs))
+        autocast = Autocast.capture(self.device.type)
+        if self.engine.criterion is None:
+            return Recording((call,), None, {}, (), autocast)
+        return Recording((call,), (None, target), {}, (Slot(0),), autocast)
+
+
+def _check_scalar(loss: Any) -> None:
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise TypeError(f"loss must return one number as a tensor, got {what}: return the mean alone")

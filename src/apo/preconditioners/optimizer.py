@@ -1,0 +1,379 @@
+"""The optimizer around the blocks: an ordinary torch optimizer whose matrices someone else learns."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from apo.distributed import is_sharded
+from apo.preconditioners.checkpoint import check_factors, load_factors, load_momentum
+from apo.preconditioners.matmul import check_matmul
+from apo.preconditioners.options import check_clip, check_group, check_warmup
+from apo.preconditioners.ownership import Ownership, sharing_group
+from apo.preconditioners.plan import Layer, plan_layers, trainable_parameters
+from apo.preconditioners.product.bundled import Bundled
+from apo.preconditioners.product.direction import Direction
+from apo.preconditioners.product.layer_by_layer import LayerByLayer
+from apo.preconditioners.product.replayed import Replayed, pays
+from apo.preconditioners.step import move_weights
+
+__all__ = ["Preconditioner"]
+
+
+class Preconditioner(Optimizer, ABC):
+    r"""A step along the preconditioned gradient, :math:`\theta' = \theta - \text{scale} \cdot P g`.
+
+    :math:`P = \eta_0 \hat P`: the learning rate that the user gave times a learned positive semi-definite
+    matrix that starts as the identity, one block per layer. Used by itself this is SGD at ``scale * lr``; a
+    rule of APO moves the factors of P. Weights move by
+
+    .. math:: \Delta = -\text{scale} \cdot \frac{\text{lr}}{\text{reference\_lr}}\, P g
+
+    so that an LR scheduler, which changes ``lr`` alone, scales the step. What APO looks at to learn P is
+    :math:`-P g`, without the scale and the schedule: a rate that decays would otherwise make P grow.
+    Parameters of one layer may be in groups of different learning rates; P is then
+    :math:`D^{1/2} \hat P D^{1/2}` with the rates on the diagonal of D, still positive semi-definite.
+
+    Each group has, beside ``lr``, ``scale``, ``momentum``, ``weight_decay`` and ``decoupled_weight_decay``,
+    the ``initial_step`` (:math:`\eta_0` in P) and the ``reference_lr`` (the ``lr`` that stands for a
+    schedule's factor of one). Both are the ``lr`` that the group was made with.
+
+    *For a rule.* The meta-parameters are :meth:`factors`. :meth:`displacement` is the look-ahead from the
+    gradients that are there now and :meth:`pull_back` turns a cotangent of it into gradients of the factors;
+    it remembers what :meth:`displacement` saw, so gradients and weights may change in between. With
+    ``deferred`` set, :meth:`step` only evaluates the closure, and the rule calls :meth:`take_step` once the
+    factors have moved. With ``guarded`` set, the warm-up lasts until the rule calls :meth:`hand_over`.
+
+    Attributes:
+        layers: The plan: names, parameters, views and blocks.
+        ownership: Which process keeps which block; this one all of them, unless they are distributed.
+        clip: The largest norm of an update, or ``None``.
+        warmup: The optimizer that moves the weights at first, or ``None``.
+        warmup_steps: For how many steps it does.
+        deferred: Whether :meth:`step` leaves the weights to :meth:`take_step`.
+        guarded: Whether only :meth:`hand_over` ends the warm-up.
+
+    Example:
+        >>> from apo.preconditioners import Kronecker
+        >>> model = nn.Linear(2, 1, bias=False)
+        >>> optimizer = Kronecker(model, lr=0.1)
+        >>> model(torch.ones(1, 2)).sum().backward()
+        >>> optimizer.displacement()  # the identity, so far: minus lr times the gradient
+        [tensor([[-0.1000, -0.1000]])]
+        >>> [tuple(factor.shape) for factor in optimizer.factors()]
+        [(2, 2), (1, 1), (1, 2)]
+    """
+
+    _OWN = (
+        "_layers", "ownership", "clip", "warmup", "warmup_steps", "deferred", "guarded",
+        "_steps", "_handed_over", "_built",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        model: nn.Module | Tensor | Iterable[Tensor],
+        lr: float,
+        *,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]] | None = None,
+        scale: float = 0.9,
+        momentum: float = 0.0,
+        clip: float | None = None,
+        weight_decay: float = 0.0,
+        decoupled_weight_decay: bool = False,
+        conv: str = "matrix",
+        max_dim: int = 8192,
+        matmul: str = "float32",
+        warmup: Optimizer | None = None,
+        warmup_steps: int = 0,
+        distribute: bool | None = None,
+    ) -> None:
+        if not isinstance(model, (nn.Module, Tensor)):
+            model = list(model)
+        defaults = {
+            "lr": lr,
+            "scale": scale,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "decoupled_weight_decay": decoupled_weight_decay,
+        }
+        check_clip(clip)
+        check_matmul(matmul)
+        self._built = False
+        super().__init__(trainable_parameters(model) if params is None else params, defaults)
+        layers = plan_layers(model, self.structure, conv=conv, max_dim=max_dim, params=self._parameters())
+        for layer in layers:
+            layer.block.matmul = matmul
+        self.ownership = Ownership(layers, sharing_group(model, self._parameters(), distribute))
+        self.layers = layers
+        check_warmup(warmup, warmup_steps, [p for layer in self.layers for p in layer.params])
+        self.clip = clip
+        self.warmup = warmup
+        self.warmup_steps = warmup_steps
+        self.deferred = False
+        self.guarded = False
+        self._steps = 0
+        self._handed_over = False
+        self._built = True
+
+    @property
+    @abstractmethod
+    def structure(self) -> str:
+        """The shape of P: ``"full"``, ``"diagonal"`` or ``"kronecker"``."""
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The plan: names, parameters, views and blocks. Blocks may be exchanged by assigning another list."""
+        return self._layers
+
+    @layers.setter
+    def layers(self, layers: Sequence[Layer]) -> None:
+        self._layers = list(layers)
+        self._planned = {p for layer in self._layers for p in layer.params}
+        self._lookahead: list[Tensor] | None = None
+        alone = self.ownership.size == 1 and not any(is_sharded(p) for p in self._planned)
+        fast = Replayed if alone and pays(self._layers) else Bundled
+        self._direction: Direction = fast(self._layers) if alone else LayerByLayer(self._layers, self.ownership)
+
+    # --- what a rule reads ---
+
+    def factors(self) -> list[Tensor]:
+        """Return all meta-parameters: the factors of every block kept here, in an order that never changes."""
+        return [factor for layer in self._own_layers() for factor in layer.block.factors.values()]
+
+    def moved(self) -> list[Tensor]:
+        """Return the parameters that have a gradient now, in the order of the param groups.
+
+        Raises:
+            RuntimeError: If one of them has no block because it was frozen when this optimizer was built.
+        """
+        moved = [p for p in self._parameters() if p.grad is not None]
+        for p in moved:
+            if p not in self._planned:
+                raise RuntimeError(
+                    f"a parameter of shape {tuple(p.shape)} was frozen when {type(self).__name__} was built "
+                    "and has a gradient now: unfreeze it before building the optimizer."
+                )
+        return moved
+
+    @torch.no_grad()
+    def displacement(self) -> list[Tensor]:
+        r"""Return the look-ahead :math:`-P g`, one tensor for each parameter that :meth:`moved` gives.
+
+        g includes coupled weight decay. Neither ``scale``, momentum, clip, schedule nor warm-up take part.
+        """
+        moved = self.moved()
+        displacements = self._direction.displacements(self.param_groups)
+        self._lookahead = moved
+        return [displacements[p] for p in moved]
+
+    @torch.no_grad()
+    def pull_back(self, cotangents: Sequence[Tensor]) -> list[Tensor]:
+        r"""Return the gradient of :math:`\sum_i \langle c_i, \Delta_i \rangle` with respect to the factors.
+
+        Args:
+            cotangents: One tensor :math:`c_i` for each entry of the last :meth:`displacement`.
+
+        Returns:
+            One tensor per entry of :meth:`factors`; zeros for blocks that took no part.
+
+        Raises:
+            RuntimeError: If :meth:`displacement` was not called since the last step.
+            ValueError: If the number of cotangents is another.
+        """
+        if self._lookahead is None:
+            raise RuntimeError("pull_back() differentiates the last displacement(): call displacement() first.")
+        moved = self._lookahead
+        if len(cotangents) != len(moved):
+            raise ValueError(f"cotangents has {len(cotangents)} entries: pass {len(moved)}, as displacement() gave.")
+        found = self._direction.pull_back(dict(zip(moved, cotangents, strict=True)))
+        return [
+            found[layer.name][key] if layer.name in found else torch.zeros_like(factor)
+            for layer in self._own_layers()
+            for key, factor in layer.block.factors.items()
+        ]
+
+    # --- steps ---
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore
+        """Evaluate the closure, if there is one, and move the weights unless that is ``deferred``.
+
+        Args:
+            closure: Clears gradients, computes the loss, calls backward and returns the loss.
+
+        Returns:
+            What the closure returned.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if not self.deferred:
+            self.take_step()
+        return loss
+
+    @torch.no_grad()
+    def take_step(self) -> None:
+        """Move the weights once, by the warm-up's optimizer while it lasts, and count the step."""
+        self._forget()
+        if self.warming_up and self.warmup is not None:
+            self.warmup.step()
+        else:
+            self._move()
+        self._steps += 1
+
+    @property
+    def steps(self) -> int:
+        """How many steps were taken."""
+        return self._steps
+
+    @property
+    def warmup_elapsed(self) -> bool:
+        """Whether as many steps as the warm-up asked for were taken."""
+        return self._steps >= self.warmup_steps
+
+    @property
+    def warming_up(self) -> bool:
+        """Whether the next step is the warm-up optimizer's."""
+        if self.warmup is None or self._handed_over:
+            return False
+        return self.guarded or not self.warmup_elapsed
+
+    def hand_over(self) -> None:
+        """End the warm-up: from the next step on the preconditioner moves the weights."""
+        self._handed_over = True
+
+    def rescale(self, factor: float) -> None:
+        """Multiply P by a number, for a start at another scale; ``lr`` and schedules keep their meaning."""
+        for group in self.param_groups:
+            group["initial_step"] *= factor
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Take a group while the optimizer is being built; refuse one afterwards.
+
+        Raises:
+            RuntimeError: If the optimizer has been built.
+            ValueError: If an option of the group is out of range.
+        """
+        if self._built:
+            raise RuntimeError(
+                "add_param_group() came after the preconditioner was built: build a new one over all of them."
+            )
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        check_group(group)
+        group.setdefault("initial_step", group["lr"])
+        group.setdefault("reference_lr", group["lr"])
+
+    # --- inspection and checkpoints ---
+
+    def dense_preconditioner(self, name: str) -> Tensor:
+        """Return P of one small layer as a matrix ``[n, n]`` that acts on its gathered, flattened gradient.
+
+        Args:
+            name: The layer's name, as in ``self.layers``.
+
+        Raises:
+            ValueError: If there is no such layer, or another process keeps its block.
+        """
+        groups = self._groups()
+        for layer in self._own_layers():
+            if layer.name == name:
+                dtype = next(iter(layer.block.factors.values())).dtype
+                steps = [
+                    torch.full(p.shape, groups[p]["initial_step"], dtype=dtype, device=p.device) for p in layer.params
+                ]
+                root = layer.view.gather(steps).reshape(-1).sqrt()
+                return root.unsqueeze(1) * layer.block.to_dense() * root
+        known = ", ".join(layer.name for layer in self._own_layers())
+        raise ValueError(
+            f"name is {name!r}, which is no layer of this optimizer (in this process): pass one of {known}."
+        )
+
+    def to_dense(self) -> dict[str, Tensor]:
+        """Return P layer by layer, as :meth:`dense_preconditioner` does; for small models, and blocks kept here."""
+        return {layer.name: self.dense_preconditioner(layer.name) for layer in self._own_layers()}
+
+    def summary(self) -> dict[str, Tensor]:
+        """Return the mean eigenvalue of each layer's learned matrix, 1 at the start (device tensors).
+
+        Where blocks are distributed, all processes have to ask at once.
+        """
+        return self._direction.mean_eigenvalues()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that training changes, as torch's optimizers do, and the factors by layer.
+
+        The entries are tensors and plain values, so ``torch.load(..., weights_only=True)`` reads them; they
+        share memory with the optimizer.
+        """
+        return {
+            **super().state_dict(),
+            "preconditioner": {
+                "factors": {layer.name: dict(layer.block.factors) for layer in self._own_layers()},
+                "steps": self._steps,
+                "handed_over": self._handed_over,
+                "warmup": None if self.warmup is None else self.warmup.state_dict(),
+            },
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from what :meth:`state_dict` returned.
+
+        Factors are written into the tensors that are there, in their own type, so that a meta-optimizer that
+        holds them stays valid.
+
+        Args:
+            state_dict: From an optimizer of the same structure over the same model.
+
+        Raises:
+            ValueError: If it belongs to another optimizer; nothing is changed then.
+        """
+        own = state_dict.get("preconditioner")
+        if own is None:
+            raise ValueError(f"state_dict is not that of a {type(self).__name__}: it has no entry 'preconditioner'.")
+        check_factors(self.layers, own["factors"], self.ownership)
+        if (self.warmup is None) != (own["warmup"] is None):
+            raise ValueError("state_dict and optimizer differ in warmup: build the optimizer as when it was saved.")
+        super().load_state_dict(state_dict)
+        load_momentum(self, state_dict)
+        load_factors(self._own_layers(), own["factors"])
+        self._steps = own["steps"]
+        self._handed_over = own["handed_over"]
+        self._forget()
+        if self.warmup is not None:
+            self.warmup.load_state_dict(own["warmup"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        # torch copies and pickles three fields of an optimizer and would drop ours.
+        return {**super().__getstate__(), **{name: self.__dict__[name] for name in self._OWN}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "_layers" in state:  # a copy, whose factors may no longer lie together in memory
+            self.layers = self._layers
+
+    # --- the parts of a step ---
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _own_layers(self) -> list[Layer]:
+        return [layer for layer in self.layers if self.ownership.is_mine(layer)]
+
+    def _groups(self) -> dict[Tensor, dict[str, Any]]:
+        return {p: group for group in self.param_groups for p in group["params"]}
+
+    def _forget(self) -> None:
+        self._lookahead = None
+        self._direction.forget()
+
+    def _move(self) -> None:
+        self.moved()  # refuses parameters without a block
+        move_weights(self.param_groups, self._direction.directions(self.param_groups), self.state, self.clip)

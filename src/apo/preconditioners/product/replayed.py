@@ -1,0 +1,155 @@
+"""The product P g as a CUDA graph: one launch instead of dozens.
+
+A training step of a usual network keeps a GPU waiting for launches, so what the preconditioner adds is not its
+arithmetic but its launches. The arithmetic is the same at every step; it is recorded once and replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from apo.passes.capture import capture, recorded
+from apo.preconditioners.plan import Layer
+from apo.preconditioners.product.bundled import Bundled, Kept, raw_gradients
+from apo.preconditioners.product.direction import Direction, Groups
+from apo.vectors import assign_, copies
+
+__all__ = ["Replayed", "pays"]
+
+#: Steps of one kind before they are recorded: libraries choose their algorithms in the first ones.
+_WARM_UP = 3
+#: Weights of the largest network for which it pays: a larger one does not wait for launches, and a graph keeps its
+#: intermediate results in memory.
+_LARGEST = 2**26
+
+
+def pays(layers: Sequence[Layer]) -> bool:
+    """Tell whether replaying is worth its memory: on one GPU, for a network that is not huge.
+
+    Example:
+        >>> from apo.preconditioners import plan_layers
+        >>> pays(plan_layers(torch.nn.Linear(2, 2)))
+        False
+    """
+    parameters = [p for layer in layers for p in layer.params]
+    one_gpu = len({p.device for p in parameters}) == 1 and parameters[0].is_cuda
+    return one_gpu and sum(p.numel() for p in parameters) <= _LARGEST
+
+
+class _Graph:
+    """A function of tensors, recorded; its results lie in memory that the next call overwrites."""
+
+    def __init__(self, function: Callable[[list[Tensor]], Any], inputs: Iterable[Tensor]) -> None:
+        self._inputs = copies(list(inputs))
+        self._graph = torch.cuda.CUDAGraph()
+        with capture(self._graph):
+            self.results = function(self._inputs)
+
+    def __call__(self, inputs: Iterable[Tensor] = ()) -> Any:
+        assign_(self._inputs, list(inputs))
+        self._graph.replay()
+        return self.results
+
+
+@final
+class Replayed(Direction):
+    """Records what :class:`Bundled` does once steps look alike, and replays it as long as they do.
+
+    Steps look alike if the same parameters have gradients, the options of their groups that enter P are the same and
+    no tensor has been exchanged. While they do not, and inside someone else's recording, everything runs as it is
+    written. The gradients that :meth:`pull_back` returns are valid until its next call.
+
+    Args:
+        layers: The plan, on one GPU.
+    """
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self._layers = layers
+        self._plain = Bundled(layers)
+        self._graphs: dict[str, _Graph] = {}
+        self._kind: tuple | None = None
+        self._seen = 0
+        self._possible = True
+        self._kept: Kept | None = None  # by the last displacements, if they were replayed
+
+    def directions(self, groups: Groups) -> dict[Tensor, Tensor]:
+        """Return P g, in memory of the graph."""
+        raw = raw_gradients(groups)
+        if not self._alike(groups, raw):
+            return self._plain.multiplied(groups, raw)
+
+        def multiply(gradients: list[Tensor]) -> dict[Tensor, Tensor]:
+            return self._plain.multiplied(groups, dict(zip(raw, gradients, strict=True)))
+
+        graph = self._graph("directions", multiply, raw.values())
+        return self._plain.multiplied(groups, raw) if graph is None else graph(raw.values())
+
+    def displacements(self, groups: Groups) -> dict[Tensor, Tensor]:
+        """Return -P g, in memory of its own."""
+        raw = raw_gradients(groups)
+        self._kept, graph = None, None
+
+        def displace(gradients: list[Tensor]) -> tuple[dict[Tensor, Tensor], Kept]:
+            return self._plain.displaced(groups, dict(zip(raw, gradients, strict=True)))
+
+        if self._alike(groups, raw):
+            graph = self._graph("displacements", displace, raw.values())
+        if graph is None:
+            return self._plain.displacements(groups)
+        results, self._kept = graph(raw.values())
+        return dict(zip(results, copies(list(results.values())), strict=True))
+
+    def pull_back(self, cotangents: Mapping[Tensor, Tensor]) -> dict[str, dict[str, Tensor]]:
+        """Pull back through the last displacements."""
+        if self._kept is None:
+            return self._plain.pull_back(cotangents)
+        kept, params = self._kept, list(cotangents)
+
+        def pull(values: list[Tensor]) -> dict[str, dict[str, Tensor]]:
+            return self._plain.pulled_back(kept, dict(zip(params, values, strict=True)))
+
+        graph = self._graph("pull_back", pull, cotangents.values())
+        return self._plain.pulled_back(kept, cotangents) if graph is None else graph(cotangents.values())
+
+    def mean_eigenvalues(self) -> dict[str, Tensor]:
+        """Return the mean eigenvalues, in the order of the plan."""
+        graph = self._graphs.get("displacements") and self._graph(
+            "mean_eigenvalues", lambda _: self._plain.mean_eigenvalues(), ()
+        )
+        return self._plain.mean_eigenvalues() if graph is None else graph()
+
+    def forget(self) -> None:
+        """Drop what was remembered; a graph keeps its memory."""
+        self._kept = None
+        self._plain.forget()
+
+    def _alike(self, groups: Groups, raw: Mapping[Tensor, Tensor]) -> bool:
+        """Tell whether this step is like those before, and whether there have been enough of them."""
+        if not raw or not self._possible or torch.cuda.is_current_stream_capturing():
+            return False
+        kind = self._description(groups, raw)
+        if kind != self._kind:
+            self._kind, self._seen = kind, 0
+            self._graphs.clear()
+        self._seen += 1
+        return self._seen > _WARM_UP
+
+    def _description(self, groups: Groups, raw: Mapping[Tensor, Tensor]) -> tuple:
+        options = [(g["initial_step"], g["weight_decay"], g["decoupled_weight_decay"]) for g in groups]
+        places = [p.data_ptr() for p in raw]
+        factors = [factor.data_ptr() for layer in self._layers for factor in layer.block.factors.values()]
+        return tuple(options), tuple(places), tuple(factors)
+
+    def _graph(self, name: str, function: Callable, inputs: Iterable[Tensor]) -> _Graph | None:
+        if name not in self._graphs and self._possible:
+            graph = recorded("the preconditioner", lambda: _Graph(function, inputs))
+            if graph is None:
+                self._possible = False
+                self._graphs.clear()
+            else:
+                self._graphs[name] = graph
+        return self._graphs.get(name)
