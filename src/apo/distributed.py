@@ -1,8 +1,8 @@
 """Training by many processes: what they must agree on, and tensors of which each holds a shard.
 
 Under ``DistributedDataParallel`` every process has all weights and a part of the batch; under ``fully_shard`` the
-weights are DTensors as well. Gradients are averaged by PyTorch in both. What is left to do is small: numbers that steer
-a decision must be the same everywhere (or the processes part ways and wait for each other for ever), and sums over a
+weights are DTensors as well. PyTorch averages the gradients in both. What is left to do is small: numbers that decide
+something must be the same everywhere (or the processes diverge and wait for each other forever), and sums over a
 sharded vector must run over all shards.
 
 DTensors are recognised by their ``device_mesh``: importing their class takes as long as half of torch.
@@ -19,10 +19,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from apo.torch_internals import active_data_parallel_wrapper, defers_gradient_reduction, uncompiled
+
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 __all__ = [
+    "ALONE",
     "Averaged",
     "Processes",
     "fold_up",
@@ -56,7 +59,8 @@ class Processes:
     @classmethod
     def of(cls, model: nn.Module | None, parameters: Iterable[Tensor]) -> Processes:
         """Find the processes that share ``model`` (as ``DistributedDataParallel``) or ``parameters`` (as shards)."""
-        model = model.wrapper if isinstance(model, Averaged) else getattr(model, "_orig_mod", model)  # of torch.compile
+        if model is not None:
+            model = model.wrapper if isinstance(model, Averaged) else uncompiled(model)
         if isinstance(model, nn.parallel.DistributedDataParallel):
             return cls([model.process_group])
         for parameter in parameters:
@@ -66,7 +70,7 @@ class Processes:
         return cls()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Processes:
-        """Return the same object: a process group has no copies."""
+        """Return the same object: a process group cannot be copied."""
         return self
 
     def gather(self, values: Tensor) -> Tensor:
@@ -85,12 +89,17 @@ class Processes:
         return float(self.gather(value.reshape(1)).mean())
 
 
+#: A training by this process alone.
+ALONE = Processes()
+
+
 @final
 class Averaged(nn.Module):
     """A network inside ``DistributedDataParallel``, called so that the gradients are averaged over the processes.
 
-    Only a pass through the wrapper is: it is what prepares the reduction. Frameworks wrap a network after it was given
-    to us, or wrap a larger module around it. In the second case the network stands in for that module while it runs.
+    Only a pass through the wrapper averages them: the wrapper prepares the reduction. Frameworks wrap a network after
+    it was passed to apo, or wrap a larger module that contains it. In the second case the network replaces that module
+    while it runs.
 
     Args:
         network: The network, or one of its submodules.
@@ -107,13 +116,13 @@ class Averaged(nn.Module):
         inside = self.wrapper.module
         if inside is self.network:
             return self.wrapper(*args, **kwargs)
-        with _standing_in(inside, self.network):
+        with _replaced_by(inside, self.network):
             return self.wrapper(*args, **kwargs)
 
 
 @contextmanager
-def _standing_in(module: nn.Module, other: nn.Module) -> Iterator[None]:
-    """Have ``module``, when it is called, call ``other``."""
+def _replaced_by(module: nn.Module, other: nn.Module) -> Iterator[None]:
+    """Make ``module`` call ``other`` when it is called."""
     own = vars(module).get("forward")  # a framework may have put one there
     module.forward = other.__call__
     try:
@@ -137,18 +146,17 @@ def through_wrapper(network: nn.Module, known: nn.Module) -> nn.Module:
         >>> through_wrapper(network, network) is network
         True
     """
-    # Set while a DistributedDataParallel runs what it wraps: nothing public leads from a module to its wrapper.
-    wrapper = getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
+    wrapper = active_data_parallel_wrapper()
     if wrapper is None or wrapper is network:
         return network
     return known if isinstance(known, Averaged) and known.wrapper is wrapper else Averaged(network, wrapper)
 
 
 def leaves_gradients(model: nn.Module) -> bool:
-    """Tell whether a backward pass, now, leaves its gradients in the parameters and has them averaged.
+    """Return whether a backward pass, now, leaves averaged gradients in the parameters.
 
-    Not so under ``no_sync()``, nor after ``set_requires_gradient_sync(False)``, with which ``fully_shard`` keeps the
-    gradients of earlier micro-batches to itself.
+    It does not under ``no_sync()``, nor after ``set_requires_gradient_sync(False)``, which makes ``fully_shard`` keep
+    the gradients of earlier micro-batches to itself.
 
     Example:
         >>> leaves_gradients(nn.Linear(2, 2))
@@ -159,21 +167,18 @@ def leaves_gradients(model: nn.Module) -> bool:
     for module in model.modules():
         if isinstance(module, nn.parallel.DistributedDataParallel) and not module.require_backward_grad_sync:
             return False
-        if isinstance(module, _sharded_module()):  # whose setting has no public reader, and two names in older releases
-            state = cast(Any, module)._get_fsdp_state()
-            groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
-            if not all(getattr(group, "reduce_grads", True) for group in groups):
-                return False
+        if isinstance(module, _sharded_module()) and defers_gradient_reduction(module):
+            return False
     return True
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Tell whether a tensor is a DTensor. It is asked a thousand times a meta-step, nearly always of plain ones."""
+    """Return whether a tensor is a DTensor. A meta-step asks a thousand times, nearly always about plain tensors."""
     return type(tensor) not in _PLAIN and getattr(tensor, "device_mesh", None) is not None
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Put the shards of a DTensor together, on all processes; leave other tensors alone."""
+    """Assemble the shards of a DTensor on all processes; return other tensors as they are."""
     return cast("DTensor", tensor).full_tensor() if is_sharded(tensor) else tensor
 
 
@@ -208,13 +213,11 @@ def summed_over_shards(values: Tensor, vector: list[Tensor]) -> Tensor:
 
 
 def fold_up(modules: Iterable[nn.Module]) -> None:
-    """Have modules under ``fully_shard`` drop the weights they have put together from shards.
+    """Make modules under ``fully_shard`` drop the weights that they have assembled from shards.
 
-    A module may keep them, for instance after a forward pass that no backward pass follows, and would not see that its
+    A module may keep them, for instance after a forward pass without a backward pass, and would not notice that its
     shards have moved.
     """
-    if not (dist.is_available() and dist.is_initialized()):
-        return
     for module in modules:
         if isinstance(module, _sharded_module()):
             cast(Any, module).reshard()

@@ -13,7 +13,7 @@ from typing import Any, final
 import torch
 from torch import nn
 
-from apo.passes.isolation import RandomState, undisturbed
+from apo.passes.isolation import RandomState, Surface
 from apo_experiments import backends
 from apo_experiments.compiled import CompiledNetwork
 from apo_experiments.errors import UserError
@@ -108,7 +108,7 @@ class Training:
     def evaluate(self) -> dict[str, float]:
         """Return the metrics; whatever evaluation does to modes, buffers, gradients and random streams is undone."""
         modules = [module for module in (self.problem.model, self.problem.loss) if isinstance(module, nn.Module)]
-        with undisturbed(modules, []), torch.no_grad():
+        with Surface(modules, []).undisturbed(), torch.no_grad():
             metrics = self.problem.evaluate(self.problem.model)
         return {name: float(value) for name, value in metrics.items() if value is not None}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import apo
-from apo.passes.capture import recorded
+from apo.passes.graphs import recorded
 
 
 def test_what_cannot_be_recorded_runs_eagerly_with_one_sentence():

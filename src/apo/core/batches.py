@@ -42,11 +42,11 @@ class FSDBatches(ABC):
         """Return the batch for a meta-step whose training batch is ``current``."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is needed to go on with the same batches."""
+        """Return what is needed to continue with the same batches."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Go on where :meth:`state_dict` was called."""
+        """Continue where :meth:`state_dict` was called."""
 
 
 class PreviousBatch(FSDBatches):
@@ -90,7 +90,7 @@ class PreviousBatch(FSDBatches):
         return {"previous": None}
 
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
-        """Take the kept batch back."""
+        """Restore the kept batch."""
         saved = state.get("previous")
         self._previous = None if saved is None else Recording.from_state_dict(saved, device)
 
@@ -113,8 +113,8 @@ class SameBatch(FSDBatches):
 class BatchStream(FSDBatches):
     """Batches from an iterable, which is started again when it ends.
 
-    An exact resume needs to find the same place again: a source with ``state_dict`` and ``load_state_dict`` is asked
-    for it, any other is wound forward, which gives the same batches if it yields them in the same order.
+    An exact resume needs to find the same position again: a source with ``state_dict`` and ``load_state_dict`` saves
+    it, any other is wound forward, which gives the same batches if it yields them in the same order.
 
     A batch is ``(inputs, target)``, or the network's inputs alone. Inputs are passed on as :meth:`apo.APO.step` does,
     however the loop itself calls the network: a mapping as keyword arguments, a tuple or list as positional ones, and
@@ -182,12 +182,12 @@ class BatchStream(FSDBatches):
             )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BatchStream:
-        """Copy the place in the stream, not the data; a source that keeps its own place is copied."""
+        """Copy the position in the stream, not the data; a source that keeps its own position is copied."""
         if isinstance(self._source, Iterator):
             raise TypeError("fsd_batch is an iterator and cannot be copied: pass an iterable that can be started again")
         stateful = _is_stateful(self._source)
         twin = BatchStream(copy.deepcopy(self._source, memo) if stateful else self._source, self._record)
-        memo[id(self)] = twin
+        memo[id(self)] = twin  # before the recorder is copied: it may lead back here
         twin._record = copy.deepcopy(self._record, memo)
         if not stateful:
             twin._wind_to(self._position)
@@ -201,7 +201,7 @@ class BatchStream(FSDBatches):
 
 @contextmanager
 def _own_randomness() -> Iterator[None]:
-    """Give the CPU's random streams back to training: a DataLoader draws its seeds and its order from them."""
+    """Put the CPU's random streams back for training: a DataLoader draws its seeds and its order from them."""
     random_state = RandomState.capture(())
     try:
         yield

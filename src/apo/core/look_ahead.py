@@ -7,7 +7,7 @@ With :math:`\theta' = \theta + \Delta`, all that a meta-step needs of the networ
     h = \nabla_{\theta'} Q(\theta').
 
 So :math:`\theta'` is put into the parameters, and an ordinary forward and backward pass of the loss and of the
-function-space term is run there. That is what training does anyway, so it works with any module, with autocast,
+function-space term is run there. Training does the same at every step, so it works with any module, with autocast,
 checkpointing, compilation or data parallelism. This is the only code that runs backward passes and the only code that
 puts look-ahead weights into the network.
 """
@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from apo.core.objective import ProximalObjective, add_weight_decay_gradient_, weight_decay_value
-from apo.distributed import fold_up
+from apo.core.objective import ProximalObjective, Terms, add_weight_decay_gradient_, weight_decay_value
+from apo.distributed import Processes, fold_up
 from apo.errors import MissingBatchError, ReplayError
 from apo.passes.isolation import Surface
 from apo.passes.recording import Recording
@@ -38,9 +38,7 @@ __all__ = ["LookAhead", "LookAheads"]
 class LookAhead:
     """The terms of Q at a look-ahead, and its gradient h there."""
 
-    loss: Tensor
-    fsd: Tensor
-    wsd: Tensor
+    terms: Terms
     gradient: list[Tensor]
 
 
@@ -60,7 +58,7 @@ class LookAheads:
 
     Attributes:
         model: The network.
-        network: What runs in the passes: the network, or what stands for it.
+        network: What runs in the passes: the network itself, or its CUDA graphs.
         criterion: The loss function, or None if the network returns its loss.
         objective: The meta-objective.
         surface: What the passes may touch.
@@ -68,9 +66,10 @@ class LookAheads:
         origin: A copy of theta.
         decay: Coupled weight decay of each parameter.
         batches: B.
-        others: B'; nothing if it is B, or if no term needs it.
+        others: B'; empty if it is B, or if no term needs it.
         share: The share of the loss term on B'.
         scale: The factor of a GradScaler.
+        processes: The processes that train the network together.
     """
 
     model: nn.Module
@@ -85,21 +84,25 @@ class LookAheads:
     others: list[Recording]
     share: float
     scale: float
-    _at_theta: list[tuple[Any, Tensor | None]] | None = field(default=None, init=False)  # on B', once asked for
+    processes: Processes
+    _at_theta: list[tuple[Any, Tensor | None]] | None = field(default=None, init=False)  # on B', once evaluated
 
     def look(self, displacement: Sequence[Tensor]) -> LookAhead:
         """Evaluate Q and its gradient at theta + displacement, and come back to theta.
 
-        The two batches are back-propagated one after the other, so that only one graph is alive at a time.
+        The batches are back-propagated one after the other, so that only one graph is alive at a time.
         """
-        losses, discrepancies = [], []
+        losses: list[Tensor | float] = []
+        discrepancies: list[Tensor | float] = []
         try:
             with self.surface.undisturbed(), torch.enable_grad():
+                for module, training in self.batches[-1].modes:  # the loop may have changed them since its pass
+                    module.training = training
                 parts = self._parts()  # with the predictions at theta, where the weights still are
                 advance_(self.parameters, displacement, 1.0)
-                fold_up(self.model.modules())
+                self._drop_assembled_weights()
                 for part in parts:
-                    total = self._evaluated(part, losses, discrepancies)
+                    total = self._evaluate(part, losses, discrepancies)
                     if total is not None:
                         _times(total, self.scale).backward()
                 gradient = [_gradient(p, self.scale) for p in self.parameters]
@@ -108,14 +111,14 @@ class LookAheads:
                 add_weight_decay_gradient_(gradient, self.parameters, self.decay)
         finally:
             assign_(self.parameters, self.origin)
-            fold_up(self.model.modules())
+            self._drop_assembled_weights()
         if self.objective.wsd_weight:
             advance_(gradient, displacement, self.objective.wsd_weight)
         wsd = 0.5 * norm(displacement).square()
-        return LookAhead(_sum(losses, wsd), _sum(discrepancies, wsd), wsd, gradient)
+        return LookAhead(Terms(_sum(losses, wsd), _sum(discrepancies, wsd), wsd), gradient)
 
     def loss_at_theta(self) -> Tensor:
-        """Return what Q is at theta itself, where nothing has moved: the yardstick for a look-ahead."""
+        """Return Q at theta itself, where nothing has moved: what a look-ahead has to lower."""
         loss = _sum([_weighted(r.loss, r.weight) for r in self.batches if r.loss is not None])
         if self.share and self.others:
             pairs = zip(self.others, self._others_at_theta(), strict=True)
@@ -123,8 +126,12 @@ class LookAheads:
             loss = (1.0 - self.share) * loss + self.share * _sum(others)
         return loss + weight_decay_value(self.origin, self.decay)
 
+    def _drop_assembled_weights(self) -> None:
+        if self.processes.groups:  # under fully_shard, modules may still hold weights from before the move
+            fold_up(self.model.modules())
+
     def _parts(self) -> list[_Part]:
-        """Say which terms of Q each batch takes part in. Where B' is B, training has made the predictions at theta."""
+        """Return what each batch contributes. If B' is B, training has already made the predictions at theta."""
         fsd = self.objective.fsd_weight
         if not self.others:
             return [_Part(batch, 1.0, fsd / len(self.batches), batch.prediction) for batch in self.batches]
@@ -133,21 +140,28 @@ class LookAheads:
         return own + [_Part(other, self.share, fsd, prediction) for other, (prediction, _) in pairs]
 
     def _others_at_theta(self) -> list[tuple[Any, Tensor | None]]:
-        """Return predictions and losses on B' at theta; the first call, a look-ahead's, evaluates them."""
+        """Return predictions and losses on B' at theta; the first look-ahead evaluates them."""
         if self._at_theta is None:
-            with torch.no_grad(), _explained():
+            with torch.no_grad(), _explaining_missing_graph():
                 self._at_theta = [other.evaluate(self.network, self.criterion) for other in self.others]
-            self._check_targets(self._at_theta)
+            # Checked at the first meta-step, even if the loss on B' is needed only towards the end of training.
+            if self.objective.needs_other_targets and any(loss is None for _, loss in self._at_theta):
+                raise MissingBatchError(
+                    "the loss term was asked for on another batch, but that batch has no targets: let fsd_batch yield "
+                    "(inputs, target) pairs"
+                )
         return self._at_theta
 
-    def _evaluated(self, part: _Part, losses: list[Tensor], discrepancies: list[Tensor]) -> Tensor | None:
-        """Run the network on one batch and return its part of Q; note the terms."""
+    def _evaluate(
+        self, part: _Part, losses: list[Tensor | float], discrepancies: list[Tensor | float]
+    ) -> Tensor | None:
+        """Run the network on one batch and return its part of Q; append its terms."""
         if not (part.loss_weight or part.fsd_weight):
             return None
         new, loss = part.batch.evaluate(self.network, self.criterion)
         terms = []
         if part.loss_weight:
-            assert loss is not None  # of B' as well, see `_check_targets`
+            assert loss is not None  # of B' as well, see `_others_at_theta`
             terms.append(_times(_weighted(loss, part.batch.weight), part.loss_weight))
             losses.append(terms[-1].detach())
         if part.fsd_weight:
@@ -156,17 +170,9 @@ class LookAheads:
             discrepancies.append(_times(fsd.detach(), part.fsd_weight / self.objective.fsd_weight))
         return _sum(terms)
 
-    def _check_targets(self, at_theta: list[tuple[Any, Tensor | None]]) -> None:
-        """Refuse a B' without a loss where one is needed, at the first meta-step even if it is needed only later."""
-        if self.objective.needs_other_targets and any(loss is None for _, loss in at_theta):
-            raise MissingBatchError(
-                "the loss term was asked for on another batch, but that batch has no targets: let fsd_batch yield "
-                "(inputs, target) pairs"
-            )
-
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def _explaining_missing_graph() -> Iterator[None]:
     """Say what to do about a network that differentiates in its forward pass, where no graph is kept."""
     try:
         yield
@@ -194,11 +200,11 @@ def _weighted(loss: Tensor, weight: float | Tensor) -> Tensor:
 
 
 def _times(tensor: Tensor, factor: float) -> Tensor:
-    return tensor if factor == 1.0 else tensor * factor
+    return tensor if factor == 1.0 else tensor * factor  # a kernel saved, and the usual case
 
 
 def _sum(terms: Sequence[Tensor | float], like: Tensor | None = None) -> Tensor:
-    """Add up what is there; nothing gives a zero on the device of ``like``."""
+    """Add up some terms; without any, return a zero on the device of ``like``."""
     if not terms:
         return torch.zeros_like(like)  # type: ignore[arg-type]
     return functools.reduce(operator.add, terms)  # type: ignore[return-value]

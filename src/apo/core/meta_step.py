@@ -6,8 +6,8 @@ With :math:`\theta'(\phi) = \theta + \Delta(\phi)`, the meta-gradient is the pul
     \nabla_\phi Q = \Big(\frac{\partial \Delta}{\partial \phi}\Big)^{\!\top} h, \qquad
     h = \nabla_{\theta'} Q(\theta'),
 
-so a meta-step asks the rule for :math:`\Delta`, has :math:`h` evaluated (:mod:`apo.core.look_ahead`), hands it to the
-rule, and lets the step be taken.
+so a meta-step asks the rule for :math:`\Delta`, evaluates :math:`h` (:mod:`apo.core.look_ahead`), hands it to the
+rule, and lets the rule take its step. :meth:`Engine.meta_step` has these stages in order.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from apo.core.batches import FSDBatches
 from apo.core.look_ahead import LookAheads
-from apo.core.objective import ProximalObjective
+from apo.core.objective import ProximalObjective, Terms
 from apo.core.records import MetaStep
-from apo.distributed import Processes
+from apo.distributed import ALONE, Processes, through_wrapper
 from apo.errors import NonFiniteError
 from apo.passes.graphs import GraphedNetwork
 from apo.passes.isolation import RandomState, Surface
 from apo.passes.recording import Recording
-from apo.rules.base import Rule
-from apo.vectors import assign_, norm
+from apo.rules.base import Proposal, Rule
+from apo.vectors import assign_, dot, norm
 
 __all__ = ["Engine"]
 
-#: Largest relative difference of phi between processes, which on equal machines is zero.
+#: Largest relative difference of phi between processes, which is zero on equal machines.
 _DRIFT = 1e-5
 
 
@@ -49,6 +50,9 @@ class Engine:
         batches: Where the batch of the function-space term comes from.
         scaler: The ``GradScaler`` of a float16 run, so that look-ahead gradients are scaled as well.
         cuda_graph: Whether the network's passes are captured as CUDA graphs and replayed.
+
+    Attributes:
+        network: What the look-ahead calls: the model, or the model through the wrapper that averages its gradients.
     """
 
     def __init__(
@@ -61,13 +65,18 @@ class Engine:
         scaler: Any = None,
         cuda_graph: bool = False,
     ) -> None:
-        self.model = model
+        self._model = model
+        self.network = model
         self._graphed = GraphedNetwork(model) if cuda_graph else None
         self.criterion = criterion
         self.rule = rule
         self.objective = objective
         self.batches = batches
         self.scaler = scaler
+
+    def find_wrapper(self) -> None:
+        """Note the ``DistributedDataParallel`` through which the model is being called now, if there is one."""
+        self.network = through_wrapper(self._model, self.network)
 
     def meta_step(
         self, step: int, theta: Mapping[Tensor, Tensor], recordings: Sequence[Recording], first: bool
@@ -86,129 +95,135 @@ class Engine:
         Raises:
             NonFiniteError: The loss is not finite, or the step would make the weights so. The weights are as before.
         """
-        rule = self.rule
-        parameters = rule.moved()
-        _check_dense(parameters)
-        proposal = rule.propose(theta)
+        _check_dense(theta)
+        rule, proposal = self.rule, self.rule.propose(theta)
+        parameters = proposal.parameters
         if not parameters:
             return None
         origin = [theta[p] for p in parameters]
         assign_(parameters, origin)
-        processes = Processes.of(self.model, parameters)
-        look_aheads = self._look_aheads(step, parameters, origin, recordings, processes)
-        rule.agree = processes.agree
+        several = dist.is_available() and dist.is_initialized()
+        processes = Processes.of(self.network, parameters) if several else ALONE
+        look_aheads = self._look_aheads(step, proposal, origin, recordings, processes)
+
         if first:
-            rule.first_look(proposal, lambda displacement: look_aheads.look(displacement).gradient)
+            rule.first_look(proposal, lambda delta: processes.agree(dot(look_aheads.look(delta).gradient, delta)))
         ahead = look_aheads.look(proposal.displacement())
         gradients = proposal.pull_back(ahead.gradient)
+
+        # All numbers come to the host together, so that a device is waited for once.
         step_norm = proposal.step_norm()
-        terms = (look_aheads.loss_at_theta(), ahead.loss, ahead.fsd, ahead.wsd, norm(gradients))
-        terms = terms if step_norm is None else (step_norm, *terms)
-        *norms, loss, look_ahead_loss, fsd, wsd, meta_gradient_norm = self._agree_on_terms(step, terms, processes)
-        _check_loss(step, loss)
-        self._check_finite(step, *norms)
-        objective = look_ahead_loss + self.objective.fsd_weight * fsd + self.objective.wsd_weight * wsd
+        numbers = {"loss at theta": look_aheads.loss_at_theta(), **ahead.terms._asdict()}
+        if step_norm is not None:
+            numbers["step norm"] = step_norm
+        numbers, meta_gradient_norm = self._agree(step, numbers, norm(gradients), processes)
+        loss, terms = numbers["loss at theta"], Terms(*(numbers[name] for name in Terms._fields))
+        objective = terms.total(self.objective)
+        if not math.isfinite(loss):
+            raise NonFiniteError(
+                f"the training loss is {loss} at step {step}, so there is nothing to learn from: look for NaN in the "
+                "data, and lower the optimizer's lr or clip the gradients if it grew before"
+            )
+        self._check_step(step, numbers.get("step norm", 0.0))
+
         updated = math.isfinite(meta_gradient_norm)
         if updated:
             rule.meta_update(gradients)
-        rule.judge(loss, objective)
+        warnings = [*rule.after(loss, objective), *self.objective.warnings(step)]
         proposal.take_step()
         if step_norm is None:
             try:
-                self._check_finite(step, *_to_floats(norm(parameters)))
+                self._check_step(step, float(norm(parameters)))
             except NonFiniteError:
                 assign_(parameters, origin)
                 raise
         return MetaStep(
-            step,
-            loss,
-            look_ahead_loss,
-            fsd,
-            wsd,
-            objective,
-            meta_gradient_norm,
-            rule.rates(),
-            updated,
-            rule.summary(),
+            step=step,
+            loss=loss,
+            look_ahead_loss=terms.loss,
+            fsd=terms.fsd,
+            wsd=terms.wsd,
+            objective=objective,
+            meta_gradient_norm=meta_gradient_norm,
+            lr=tuple(float(group["lr"]) for group in rule.optimizer.param_groups),
+            updated=updated,
+            summary=proposal.summary(),
+            warnings=tuple(warnings),
         )
-
-    def _agree_on_terms(self, step: int, terms: Sequence[Tensor], processes: Processes) -> list[float]:
-        """Bring the terms of Q and the norm of the meta-gradient to the host, averaged over all processes.
-
-        Where every process has the same phi, that is checked on the way.
-        """
-        if not processes.groups:
-            return _to_floats(*terms)
-        split = self.rule.split
-        fingerprint = terms[-1].new_zeros(()) if split else norm(self.rule.phi())
-        rows = processes.gather(_stack(*terms, fingerprint)).tolist()
-        *columns, norms, fingerprints = zip(*rows, strict=True)
-        _check_same_phi(step, fingerprints)
-        means = [sum(column) / len(column) for column in columns]
-        return [*means, math.sqrt(sum(n * n for n in norms)) if split else sum(norms) / len(norms)]
 
     def _look_aheads(
         self,
         step: int,
-        parameters: list[Tensor],
+        proposal: Proposal,
         origin: list[Tensor],
         recordings: Sequence[Recording],
         processes: Processes,
     ) -> LookAheads:
         """Gather what the look-aheads of this step have in common, and draw B'."""
-        for recording in recordings:
-            recording.check_unchanged()
-        surface = self._surface()
-        surface.draws_from_host = any(recording.draws_from_host for recording in recordings)
-        others: list[Recording] = []
+        for call in (call for recording in recordings for call in recording.calls):
+            call.check_unchanged()
+        modules = [module for module in (self.network, self.criterion) if isinstance(module, nn.Module)]
+        everything = [p for group in self.rule.optimizer.param_groups for p in group["params"]]
+        draws_from_host = any(recording.draws_from_host for recording in recordings)
+        surface = Surface(modules, everything, draws_from_host)
+        share, others = self.objective.share(step), []
         if self.objective.needs_other_batch and not self.batches.is_same:
-            others = [self._drawn(recordings[-1], surface)]
-        share = self.objective.share(step)
-        if share:
-            others = [replace(other, weight=_total_weight(recordings)) for other in others]
+            other = self.batches.draw(recordings[-1])
+            # B' sees the same dropout masks at theta and at theta'.
+            other = other.with_random_state(RandomState.capture(surface.devices, draws_from_host))
+            others = [replace(other, weight=_total_weight(recordings)) if share else other]
+        # Graphs keep the activations of one call, and do not average gradients over processes.
+        graphs_serve = all(len(recording.calls) == 1 for recording in recordings) and not processes.groups
         return LookAheads(
-            model=self.model,
-            network=self._network_for(recordings, processes),
+            model=self.network,
+            network=self._graphed if self._graphed is not None and graphs_serve else self.network,
             criterion=self.criterion,
             objective=self.objective,
             surface=surface,
-            parameters=parameters,
+            parameters=proposal.parameters,
             origin=origin,
-            decay=self.rule.coupled_weight_decay(),
+            decay=proposal.coupled_decay,
             batches=list(recordings),
             others=others,
             share=share,
-            scale=self._scale(),
+            scale=float(self.scaler.get_scale()) if self.scaler is not None and self.scaler.is_enabled() else 1.0,
+            processes=processes,
         )
 
-    def _network_for(self, recordings: Sequence[Recording], processes: Processes) -> nn.Module:
-        """Return what stands for the network: graphs, where they are wanted and can do what the network does."""
-        once = all(len(recording.calls) == 1 for recording in recordings)  # they keep the activations of one call
-        # Replayed passes would not average their gradients over the processes.
-        return self._graphed if self._graphed is not None and once and not processes.groups else self.model
+    def _agree(
+        self, step: int, numbers: Mapping[str, Tensor], meta_gradient_norm: Tensor, processes: Processes
+    ) -> tuple[dict[str, float], float]:
+        """Bring numbers and the norm of the meta-gradient to the host, averaged over all processes.
 
-    def _drawn(self, current: Recording, surface: Surface) -> Recording:
-        """Draw B'; it sees the same dropout masks at theta and at theta'."""
-        random_state = RandomState.capture(surface.devices, surface.draws_from_host)
-        return self.batches.draw(current).with_random_state(random_state)
+        If every process has the same phi, that is checked on the way.
+        """
+        if not processes.groups:
+            *values, meta = _stack(*numbers.values(), meta_gradient_norm).tolist()
+            return dict(zip(numbers, values, strict=True)), meta
+        split = self.rule.split
+        fingerprint = meta_gradient_norm.new_zeros(()) if split else norm(self.rule.phi())
+        rows = processes.gather(_stack(*numbers.values(), meta_gradient_norm, fingerprint)).tolist()
+        *columns, norms, fingerprints = zip(*rows, strict=True)
+        if max(fingerprints) - min(fingerprints) > _DRIFT * max(abs(value) for value in fingerprints):
+            raise RuntimeError(
+                f"the meta-parameters differ between the processes at step {step} (norms {sorted(set(fingerprints))}): "
+                "give all of them the same options and the same checkpoint"
+            )
+        means = [sum(column) / len(column) for column in columns]
+        # Each process has the gradient of its own part of phi, or all have the same gradient.
+        meta = math.sqrt(sum(n * n for n in norms)) if split else sum(norms) / len(norms)
+        return dict(zip(numbers, means, strict=True)), meta
 
-    def _scale(self) -> float:
-        return float(self.scaler.get_scale()) if self.scaler is not None and self.scaler.is_enabled() else 1.0
-
-    def _surface(self) -> Surface:
-        modules = [module for module in (self.model, self.criterion) if isinstance(module, nn.Module)]
-        return Surface(modules, [p for group in self.rule.optimizer.param_groups for p in group["params"]])
-
-    def _check_finite(self, step: int, *norms: float) -> None:
-        if not all(math.isfinite(value) for value in norms):
+    def _check_step(self, step: int, size: float) -> None:
+        if not math.isfinite(size):
             raise NonFiniteError(
                 f"step {step} would make the weights infinite or NaN at learning rate {self.rule.rates()}, "
                 "so they were left as before: clip the gradients, or lower the optimizer's lr if warm_start is off "
-                "(to go on from here, load a checkpoint: the optimizer's own state has taken the gradient in)"
+                "(to continue from here, load a checkpoint: the optimizer's own state has taken the gradient in)"
             )
 
 
-def _check_dense(parameters: Sequence[Tensor]) -> None:
+def _check_dense(parameters: Mapping[Tensor, Tensor]) -> None:
     if any(p.grad is not None and p.grad.layout != torch.strided for p in parameters):
         raise TypeError(
             "a parameter has a sparse gradient, which apo cannot learn from: build its layer with sparse=False"
@@ -218,34 +233,12 @@ def _check_dense(parameters: Sequence[Tensor]) -> None:
 def _total_weight(recordings: Sequence[Recording]) -> float | Tensor:
     """Return the factor with which training takes a batch as a whole: 1 for the mean of micro-batches.
 
-    The elements of a loss without reduction have one each; their mean goes with a batch of any size.
+    The elements of a loss without reduction have one each; their mean fits a batch of any size.
     """
     return sum(r.weight.mean() if isinstance(r.weight, Tensor) else r.weight for r in recordings)
 
 
-def _check_loss(step: int, loss: float) -> None:
-    if not math.isfinite(loss):
-        raise NonFiniteError(
-            f"the training loss is {loss} at step {step}, so there is nothing to learn from: look for NaN in the data, "
-            "and lower the optimizer's lr or clip the gradients if it grew before"
-        )
-
-
-def _check_same_phi(step: int, fingerprints: Sequence[float]) -> None:
-    spread = max(fingerprints) - min(fingerprints)
-    if spread > _DRIFT * max(abs(value) for value in fingerprints):
-        raise RuntimeError(
-            f"the meta-parameters differ between the processes at step {step} (norms {sorted(set(fingerprints))}): "
-            "give all of them the same options and the same checkpoint"
-        )
-
-
-def _to_floats(*tensors: Tensor) -> list[float]:
-    """Bring several 0-dimensional tensors to the host, waiting for the device once."""
-    return _stack(*tensors).tolist()
-
-
 def _stack(*tensors: Tensor) -> Tensor:
-    # In double where one of them is: not every device has it.
+    # In double if one of them is: not every device has it.
     dtype = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
     return torch.stack([tensor.detach().to(tensors[0].device, dtype) for tensor in tensors])

@@ -1,18 +1,27 @@
-r"""The proximal meta-objective Q, equation (8) of the paper.
+r"""The proximal meta-objective Q, equation (8) of the paper, and what it becomes over the course of training.
 
 .. math::
     Q(\phi) = J_B(\theta'(\phi))
         + \frac{\lambda_{FSD}}{|B'|} \sum_{x \in B'} \rho(f(x, \theta'(\phi)), f(x, \theta))
         + \frac{\lambda_{WSD}}{2} \|\theta'(\phi) - \theta\|^2
 
-A share :math:`\alpha` of the loss term may be taken on the other batch, :math:`(1 - \alpha) J_B + \alpha J_{B'}`. B
-cannot see that a part of its gradient is noise, B' sees nothing but what the batches have in common: where gradients
-are mostly noise the learned rate falls to :math:`1 - \alpha` of what B alone would have, where they agree it stays.
-With :math:`\alpha = 1` short-horizon bias has the rate collapse, which is the ablation of the paper's appendix D. Where
-the end of training is known the share rises towards it, see :mod:`apo.core.horizon`.
+**The other batch.** A share :math:`\alpha` of the loss term may be taken on the other batch,
+:math:`(1 - \alpha) J_B + \alpha J_{B'}`. B cannot see that a part of its gradient is noise; B' sees only what the
+batches have in common. Where gradients are mostly noise the learned rate falls to :math:`1 - \alpha` of what B alone
+would give, where they agree it stays. With :math:`\alpha = 1` short-horizon bias makes the rate collapse, which is the
+ablation of the paper's appendix D.
 
-Coupled weight decay (an L2 penalty that the optimizer adds to the gradient) is part of the loss that the optimizer
-minimises, so it belongs to :math:`J_B`; decoupled decay is part of the step and needs no term.
+**The end of training.** The loss on B' is greedy: it trades progress that later steps would have made for a lower loss
+after this one. For the last step of all the greedy choice is right, because nothing comes after it. So, where the
+number of steps T is known, the share rises over the second half of training from its usual value to 1,
+
+.. math::
+    \alpha_t = \alpha + (1 - \alpha) \max(0, 2 t / T - 1),
+
+and a learned rate falls as far as the noise of the gradients demands. The paper has nothing of the kind.
+
+**Weight decay.** Coupled decay (an L2 penalty that the optimizer adds to the gradient) is part of the loss that the
+optimizer minimises, so it belongs to :math:`J_B`; decoupled decay is part of the step and needs no term.
 """
 
 from __future__ import annotations
@@ -20,17 +29,60 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from apo.core.horizon import Horizon
+from apo.arguments import whole_number
 from apo.discrepancy import CategoricalKL, Discrepancy, for_loss
 from apo.passes.recording import Recording
 from apo.vectors import advance_, norm, wide
 
-__all__ = ["ProximalObjective"]
+__all__ = ["Horizon", "ProximalObjective", "Terms"]
+
+#: The part of training after which the end counts as near.
+_END_IS_NEAR = 0.5
+
+
+class Terms(NamedTuple):
+    """The terms of Q at one point, each before its weight: tensors on the device, or numbers once they are read.
+
+    A new term is a field here, its gradient in :mod:`apo.core.look_ahead` and a field of the record.
+    """
+
+    loss: Any
+    fsd: Any
+    wsd: Any
+
+    def total(self, objective: ProximalObjective) -> Any:
+        """Return Q."""
+        return self.loss + objective.fsd_weight * self.fsd + objective.wsd_weight * self.wsd
+
+
+class Horizon:
+    """How many steps training takes.
+
+    Args:
+        total_steps: T, the number of steps of the optimizer.
+
+    Example:
+        >>> horizon = Horizon(1000)
+        >>> [horizon.nearness(step) for step in (0, 500, 750, 1000)]
+        [0.0, 0.0, 0.5, 1.0]
+    """
+
+    def __init__(self, total_steps: int) -> None:
+        advice = "the batches of an epoch times the epochs, divided by the micro-batches of a step if there are more"
+        self.total_steps = whole_number("total_steps", total_steps, advice)
+
+    def nearness(self, step: int) -> float:
+        """Return how near the end is: 0 in the first half, then rising to 1, and 1 beyond the end."""
+        return min(max((step / self.total_steps - _END_IS_NEAR) / (1.0 - _END_IS_NEAR), 0.0), 1.0)
+
+    def is_over(self, step: int) -> bool:
+        """Return whether a step, counted from 0, comes after the last one."""
+        return step >= self.total_steps
 
 
 class ProximalObjective:
@@ -45,7 +97,7 @@ class ProximalObjective:
         mask: Which positions of a batch count, as a function of its recording; ``"auto"`` leaves out the padding
             marked by the criterion's ``ignore_index``, by ``labels`` of -100 or by an ``attention_mask``.
         other_batch_share: :math:`\alpha`, the share of the loss term that is taken on B'; 0 is the paper's.
-        total_steps: How long training is, see :mod:`apo.core.horizon`; None if nobody knows.
+        total_steps: How many steps training takes; None if nobody knows.
 
     Example:
         >>> import torch.nn.functional as F
@@ -87,7 +139,7 @@ class ProximalObjective:
         return self.other_batch_share > 0 or self.horizon is not None
 
     def share(self, step: int) -> float:
-        r"""Return :math:`\alpha` at a step, which is counted from 0: it rises where the end of training is near."""
+        r"""Return :math:`\alpha` at a step, counted from 0: it rises when the end of training is near."""
         nearness = 0.0 if self.horizon is None else self.horizon.nearness(step)
         return self.other_batch_share + (1.0 - self.other_batch_share) * nearness
 
@@ -96,8 +148,8 @@ class ProximalObjective:
         if self.horizon is None or not self.horizon.is_over(step):
             return []
         return [
-            f"training goes on after total_steps={self.horizon.total_steps}, for whose end the rate has fallen: pass "
-            "the number of steps that it takes"
+            f"training continues after total_steps={self.horizon.total_steps}, where the rate has fallen: pass the "
+            "number of steps that training really takes"
         ]
 
     def fsd(self, new: Any, old: Any, recording: Recording) -> Tensor:
@@ -156,22 +208,22 @@ def _discrepancy(choice: Discrepancy | str, criterion: Callable | None) -> Discr
 def weight_decay_value(parameters: list[Tensor], coefficients: list[float]) -> Tensor | float:
     """Return the sum of ``coefficient / 2 * ||parameter||^2``: coupled decay as a part of the loss."""
     value: Tensor | float = 0.0
-    for decay, indices in by_coefficient(coefficients).items():
+    for decay, indices in _by_coefficient(coefficients).items():
         value = value + 0.5 * decay * norm([parameters[i].detach() for i in indices]).square()
     return value
 
 
 def add_weight_decay_gradient_(gradient: list[Tensor], parameters: list[Tensor], coefficients: list[float]) -> None:
     """Add the gradient of :func:`weight_decay_value` in place."""
-    for decay, indices in by_coefficient(coefficients).items():
+    for decay, indices in _by_coefficient(coefficients).items():
         advance_([gradient[i] for i in indices], [wide(parameters[i].detach()) for i in indices], decay)
 
 
-def by_coefficient(coefficients: list[float]) -> dict[float, list[int]]:
+def _by_coefficient(coefficients: list[float]) -> dict[float, list[int]]:
     """Return which parameters share a coefficient, for those that have one: usually all of them.
 
     Example:
-        >>> by_coefficient([0.1, 0.0, 0.1])
+        >>> _by_coefficient([0.1, 0.0, 0.1])
         {0.1: [0, 2]}
     """
     found: dict[float, list[int]] = {}

@@ -23,8 +23,9 @@ class MetaStep:
         objective: Q = look_ahead_loss + fsd_weight * fsd + wsd_weight * wsd.
         meta_gradient_norm: Norm of the gradient of Q with respect to phi.
         lr: The rate in force after the meta-step, one per param group.
-        updated: Whether phi moved (False: the meta-gradient was not finite, or the record is of a warm start).
-        summary: What else the rule has to tell, such as the size of a preconditioner.
+        updated: Whether phi moved (False: the meta-gradient was not finite).
+        summary: Further figures of the rule, such as the size of a preconditioner.
+        warnings: What the rule and the objective had to say; each sentence is also shown once as an ``ApoWarning``.
 
     Example:
         >>> record = MetaStep(0, 2.0, 1.9, 0.01, 0.5, 1.903, 0.2, (0.1,), True)
@@ -42,6 +43,7 @@ class MetaStep:
     lr: tuple[float, ...]
     updated: bool
     summary: dict[str, float] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     def scalars(self) -> dict[str, float]:
         """Return all figures by name, ready for a logger."""
@@ -64,7 +66,7 @@ class History:
         self._records: deque[MetaStep] = deque(maxlen=limit)
 
     def append(self, record: MetaStep) -> None:
-        """Add a record; the oldest goes when the limit is reached."""
+        """Add a record; the oldest is dropped when the limit is reached."""
         self._records.append(record)
 
     def __iter__(self) -> Iterator[MetaStep]:
@@ -93,7 +95,9 @@ class History:
     def load_state_dict(self, state: list[dict[str, Any]]) -> None:
         """Replace all records."""
         self._records.clear()
-        self._records.extend(MetaStep(**{**entry, "lr": tuple(entry["lr"])}) for entry in state)
+        sequences = ("lr", "warnings")  # a file may have them as lists, and files of 0.1 have no warnings
+        for entry in state:
+            self._records.append(MetaStep(**entry | {name: tuple(entry.get(name, ())) for name in sequences}))
 
 
 def tensorboard(writer: Any, prefix: str = "apo") -> Callable[[MetaStep], None]:

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from apo.preconditioners import Preconditioner
+from apo.torch_internals import uncompiled
 
 __all__ = ["NamedTensors", "factor_names", "parameter_names", "unwrapped"]
 
@@ -23,8 +24,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
     while True:
         if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             model = model.module
-        elif isinstance(compiled := getattr(model, "_orig_mod", None), nn.Module):
-            model = compiled
+        elif (inside := uncompiled(model)) is not model:
+            model = inside
         else:
             return model
 

@@ -1,30 +1,35 @@
 """The one-line front door: ``apo.attach(optimizer, model, criterion)``, and the training loop stays as it is.
 
-Everything is learned through PyTorch's own hooks: the network's forward hooks give the inputs and outputs, the
-criterion's forward hook gives the targets, a hook on the loss tells with what weight it was back-propagated, and the
-optimizer's step hooks tell when the weights move.
+Everything is observed through PyTorch's own hooks: the network's forward hooks give the inputs and outputs, the
+criterion's forward hook gives the targets, a hook on the loss gives the weight with which it was back-propagated, and
+the optimizer's step hooks say when the weights move. One iteration of the loop::
+
+    model(x)             _before_forward, _after_forward    the call and its output are kept
+    criterion(out, y)    _after_loss                        the criterion's arguments are traced to outputs: a Recording
+    loss.backward()      _note_backward                     the weight of that loss in what is back-propagated
+    optimizer.step()     _before_step, _after_step          the step, measured on a meta-step; then all is dropped
 """
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.optim import Optimizer
 
-from apo.core.records import MetaStep
-from apo.distributed import leaves_gradients, through_wrapper
+from apo.distributed import leaves_gradients
 from apo.errors import ReplayError
+from apo.loop.hooks import is_inner_step, run_first, run_last, unscale_fused, with_closure
 from apo.loop.tuner import Tuner
-from apo.passes.isolation import modes_of, with_modes
-from apo.passes.network import every_module
+from apo.passes.isolation import every_module
 from apo.passes.recording import Autocast, Call, Recording, Slot, own_loss, tree_map
-from apo.rules.base import Rule
+from apo.torch_internals import is_under_functorch, step_post_hooks, step_pre_hooks, version_of, will_be_reached
 
 __all__ = ["Attached", "attach", "criterion"]
 
@@ -65,8 +70,8 @@ class _Output:
     leaves: list[tuple[tuple[int | str, ...], Tensor, int]]
 
     def unchanged(self) -> bool:
-        """Tell whether nothing was changed in place since: a replay would not repeat the change."""
-        return all(leaf._version == version for _, leaf, version in self.leaves)
+        """Return whether nothing was changed in place since: a replay would not repeat the change."""
+        return all(version_of(leaf) == version for _, leaf, version in self.leaves)
 
 
 @dataclass(eq=False)
@@ -74,7 +79,6 @@ class _Observed:
     """A loss that was computed, and the weight with which it was back-propagated (None: not at all, so far)."""
 
     recording: Recording
-    modes: list[tuple[nn.Module, bool]] = field(default_factory=list)  # of the modules, at that time
     weight: Tensor | None = None
     passes: int = 0  # how often it was back-propagated
     probed: Tensor | None = None  # the weight in `torch.autograd.grad`
@@ -84,14 +88,14 @@ class _Observed:
 class Attached(Tuner):
     """A tuner that watches an existing training loop; made by :func:`attach`.
 
-    Gradient accumulation, clipping, closures, autocast and loss scaling are seen as they happen. Micro-batches are
+    Gradient accumulation, clipping, closures, autocast and loss scaling are observed as they happen. Micro-batches are
     weighted as they were back-propagated; if the total weight exceeds their number, a loss scale not made known
     through ``scaler=`` is assumed and divided out. What ``torch.autograd.grad`` does to a loss counts only if the
-    iteration has no ``backward()``: it is taken for a look at the gradients, such as their noise.
+    iteration has no ``backward()``: otherwise it is taken for an inspection of the gradients, such as their noise.
 
     Arguments of the network that carry a graph, such as features of an encoder that another optimizer trains, are
     constants to a meta-step. Put passes that are not for training under ``torch.no_grad()``: the outputs of others are
-    kept until the next step, in case that a loss is made of them.
+    kept until the next step, in case a loss is computed from them.
 
     Example:
         >>> import apo, torch
@@ -103,48 +107,93 @@ class Attached(Tuner):
         1
     """
 
-    def __init__(
-        self, rule: Rule | Optimizer, model: nn.Module, criterion: nn.Module | None = None, **options: Any
-    ) -> None:
+    _calls: list[tuple[Call, _Output]]
+    _pending: Call | None
+    _observed: list[_Observed]
+    _criterion: nn.Module | None
+    _in_closure = False
+    _left_out = False  # whether a fused optimizer leaves out the step that is under way
+
+    def _watchable(self, criterion: Any) -> Callable[..., Tensor] | None:
         if criterion is not None and not isinstance(criterion, nn.Module):
             raise TypeError(
                 f"criterion must be a torch.nn.Module so that it can be watched, got {criterion!r}: "
                 "wrap it, criterion = apo.criterion(your_function), and call the wrapped one in the loop"
             )
         self._criterion = criterion
-        self._calls: list[tuple[Call, _Output]] = []
-        self._pending: Call | None = None
-        self._observed: list[_Observed] = []
-        self._modes: list[tuple[nn.Module, bool]] = []
-        function = criterion.function if isinstance(criterion, FunctionalLoss) else criterion
-        super().__init__(model, rule, function, **options)
+        return criterion.function if isinstance(criterion, FunctionalLoss) else criterion
 
     def _install_hooks(self) -> None:
         super()._install_hooks()
+        optimizer, hooks = self.optimizer, self._hooks
+        self._before = hooks.add(optimizer.register_step_pre_hook, self._before_step)
+        after = hooks.add(optimizer.register_step_post_hook, self._after_step)
+        run_first(step_post_hooks(optimizer), after)
         # The optimizer owns the tuner: when it is dropped, a network that lives on keeps nothing of either.
         watch = {"weak": True, "with_kwargs": True}
-        self._hooks.add(self.model.register_forward_pre_hook, self._before_forward, **watch)
-        self._hooks.add(self.model.register_forward_hook, self._after_forward, **watch)
+        hooks.add(self.model.register_forward_pre_hook, self._before_forward, **watch)
+        hooks.add(self.model.register_forward_hook, self._after_forward, **watch)
         if self._criterion is not None:
-            self._hooks.add(self._criterion.register_forward_hook, self._after_loss, **watch)
+            hooks.add(self._criterion.register_forward_hook, self._after_loss, **watch)
+
+    # ------------------------------------------------------------------ the optimizer's step
+
+    def _before_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+        if is_inner_step(optimizer):
+            return None
+        self._left_out = self.is_meta_step() and unscale_fused(optimizer)
+        if self._left_out:
+            return None
+        self._begin_step()
+        return with_closure(args, kwargs, self._as_if_outside) if self._theta is not None else None
+
+    def _as_if_outside(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """Let a closure find the optimizer as it is outside a step."""
+
+        def run() -> Any:
+            self._measuring.close()
+            self._in_closure = True
+            try:
+                loss = closure()
+            finally:
+                self._in_closure = False
+            self._measuring.enter_context(self.rule.measuring())
+            return loss
+
+        return run
+
+    def _abandon(self, *_: Any) -> None:
+        if not self._in_closure:  # the forward pass of a closure does not mean that its step was abandoned
+            super()._abandon()
+
+    def _after_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
+        if is_inner_step(optimizer):
+            return
+        # Ours has to run last before the next step, also if a hook was added since.
+        run_last(step_pre_hooks(optimizer), self._before)
+        if self._left_out:
+            self._forget()  # after an overflow the fused optimizer stayed where it was: the step does not count
+            return
+        self._finish_step(self._used_recordings)
+
+    # ------------------------------------------------------------------ the forward and backward passes
 
     def _wants_recording(self) -> bool:
-        # Under torch.func the network runs on stand-ins for tensors, for somebody's own gradients and not for training.
-        stack = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
-        return super()._wants_recording() and stack.peek_interpreter_stack() is None
+        # torch.func runs the network for somebody's own gradients, not for training.
+        return super()._wants_recording() and not is_under_functorch()
 
     def _before_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        self._mend()
+        self._abandon()
         if not (self._wants_recording() and torch.is_grad_enabled()):
             return
-        self.engine.model = through_wrapper(self.model, self.engine.model)
+        self.engine.find_wrapper()
         self._pending = self._replayable(Call(args, kwargs))
 
     def _after_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
         call, self._pending = self._pending, None
         if call is None:
             return
-        leaves = [(path, leaf, leaf._version) for path, leaf in _leaves(output)]
+        leaves = [(path, leaf, version_of(leaf)) for path, leaf in _leaves(output)]
         self._calls.append((call, _Output(output, leaves)))
         if self._criterion is None:
             self._observe(own_loss(output), Recording((call,), None, {}, (), self._autocast()), output)
@@ -165,14 +214,14 @@ class Attached(Tuner):
         self._observe(loss, Recording(calls, rest, named, slots, self._autocast()), prediction)
 
     def _observe(self, loss: Tensor, recording: Recording, prediction: Any) -> None:
-        modes = []
+        """Keep a loss with its recording, and wait for its backward pass."""
         if self.is_meta_step():
-            # The loop may call model.eval() before the step.
-            modes = modes_of(every_module(part for part in (self.model, self._criterion) if part is not None))
             kept = tree_map(Tensor.detach, prediction) if self.fsd_batches.is_same else None
-            # A copy: whoever weights the loss in place shall not change it here.
-            recording = replace(recording.ended(), loss=loss.detach().clone(), prediction=kept)
-        observed = _Observed(recording, modes)
+            # The loop may call model.eval() before the step, and may weight the loss in place.
+            modules = every_module(part for part in (self.model, self._criterion) if part is not None)
+            modes = tuple((module, module.training) for module in modules)
+            recording = recording.ended(loss.detach().clone(), kept, modes=modes)
+        observed = _Observed(recording)
         earlier = [other for other in self._observed if other.weight is not None]
         self._observed.append(observed)
         owner = weakref.ref(self)  # the loss may outlive the tuner, or be kept by it
@@ -193,7 +242,7 @@ class Attached(Tuner):
         again = observed.weight is not None and not (observed.left_gradients and self._gradients_are_clear())
         observed.weight = observed.weight + weight if again else weight  # type: ignore[operator]
         observed.passes = observed.passes + 1 if again else 1
-        observed.left_gradients = leaves_gradients(self.engine.model)
+        observed.left_gradients = leaves_gradients(self.engine.network)
         if earlier and earlier[-1].left_gradients and self._gradients_are_clear():
             # They were of a step that a GradScaler left out.
             self._observed = [other for other in self._observed if other not in earlier]
@@ -204,10 +253,9 @@ class Attached(Tuner):
         self._forget()
         if not (used and self.is_meta_step()):
             return [observed.recording for observed in used]
-        self._modes = used[-1].modes
         weights = [observed.weight for observed in used if observed.weight is not None]
         if all(weight.device.type == "cpu" and not weight.ndim for weight in weights):
-            weights = [weight.item() for weight in weights]  # nobody has to wait for these
+            weights = [weight.item() for weight in weights]  # reading these waits for no device
         divisor = self._loss_scale(weights, sum(observed.passes for observed in used))
         parameters = list(self._parameters())
         settled = [observed.recording.settled(parameters) for observed in used]
@@ -231,10 +279,6 @@ class Attached(Tuner):
             )
         return used
 
-    def _meta_step(self, theta: dict[Tensor, Tensor], recordings: list[Recording]) -> MetaStep | None:
-        with with_modes(self._modes):
-            return super()._meta_step(theta, recordings)
-
     def _loss_scale(self, weights: Sequence[Tensor | float], passes: int) -> Tensor | float:
         scaler = self.engine.scaler
         if scaler is not None:
@@ -247,7 +291,7 @@ class Attached(Tuner):
 
     def _forget(self) -> None:
         super()._forget()
-        self._calls, self._observed, self._modes, self._pending = [], [], [], None
+        self._calls, self._observed, self._pending = [], [], None
 
     def _autocast(self) -> Autocast:
         return Autocast.capture(self.device.type)
@@ -259,9 +303,24 @@ class Attached(Tuner):
         )
 
 
-def attach(
-    optimizer: Rule | Optimizer, model: nn.Module, criterion: nn.Module | None = None, **options: Any
-) -> Attached:
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def _with_arguments_of(
+    build: Callable[_Arguments, _Result],
+) -> Callable[[Callable[..., _Result]], Callable[_Arguments, _Result]]:
+    """Give a function the signature of another one, for readers and type checkers: the options are listed once."""
+
+    def decorate(function: Callable[..., _Result]) -> Callable[_Arguments, _Result]:
+        function.__signature__ = inspect.signature(build)  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+@_with_arguments_of(Attached)
+def attach(*args: Any, **options: Any) -> Attached:  # noqa: D417 - the arguments are those of Attached
     """Let an existing training loop learn its learning rate; nothing after this line has to change.
 
     Args:
@@ -269,7 +328,7 @@ def attach(
         model: The network that the loop calls.
         criterion: The loss module that the loop calls on the network's output (a function is made one by
             :func:`apo.criterion`); None if the network's output carries its ``loss``, as Hugging Face models' do.
-        **options: See :class:`apo.Tuner`.
+        options: All others are keywords, see :class:`apo.Tuner`; pass ``total_steps`` if you know it.
 
     Returns:
         The tuner: read ``history``, save ``state_dict()`` (it also travels inside ``optimizer.state_dict()``), call
@@ -290,7 +349,7 @@ def attach(
         >>> len(tuner.history), optimizer.param_groups[0]["lr"] == tuner.history[-1].lr[0]
         (2, True)
     """
-    return Attached(optimizer, model, criterion, **options)
+    return Attached(*args, **options)
 
 
 def _has_gradient(loss: Any) -> bool:
@@ -319,12 +378,8 @@ def _find_slots(args: tuple, kwargs: Mapping[str, Any], outputs: list[_Output]) 
 
 
 def _fills_gradients(parameters: Iterable[Tensor]) -> bool:
-    """Tell whether the pass that is running ends in the ``.grad`` of a parameter: not so in ``torch.autograd.grad``."""
-    nodes = (get_gradient_edge(p).node for p in parameters if p.requires_grad)
-    try:
-        return any(torch._C._will_engine_execute_node(node) for node in nodes)
-    except RuntimeError:  # the answer about a parameter for which torch.autograd.grad was asked
-        return False
+    """Return whether the backward pass now running fills the ``.grad`` of a parameter; ``autograd.grad`` does not."""
+    return will_be_reached(get_gradient_edge(p).node for p in parameters if p.requires_grad)
 
 
 def _is_reshape(value: Tensor, leaf: Tensor) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import warnings
 from typing import Any
 
 import torch
@@ -11,7 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from apo.distributed import leaves_gradients
-from apo.errors import ReplayError
+from apo.errors import ApoWarning, ReplayError
+from apo.loop.hooks import hooks_of_others_around
 from apo.loop.tuner import Tuner
 from apo.passes.recording import Autocast, Recording, Slot, as_call, own_loss, tree_map
 from apo.rules.base import Rule
@@ -20,7 +20,7 @@ __all__ = ["APO"]
 
 
 class APO(Tuner):
-    r"""Train with Amortized Proximal Optimization, for those who own their training loop.
+    r"""Train with Amortized Proximal Optimization, in a training loop that you write yourself.
 
     Every ``interval`` steps it looks ahead, evaluates the proximal objective
 
@@ -29,38 +29,46 @@ class APO(Tuner):
             + \frac{\lambda_{WSD}}{2} \|\theta' - \theta\|^2
 
     at the look-ahead weights and moves the rule's meta-parameters phi down its gradient (Algorithm 1 of the paper).
-
-    Args:
-        model: The network.
-        rule: A rule, or an optimizer whose learning rate (or, for a preconditioner, whose matrices) shall be learned.
-        loss: ``loss(output, target)`` returning a scalar; None if the network's output carries its own ``loss``.
-        **options: See :class:`apo.Tuner`.
+    ``criterion(output, target)`` returns a scalar. All arguments are those of :class:`apo.Tuner`.
 
     Example:
         >>> import apo, torch
         >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Linear(4, 3)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
-        >>> tuner = apo.APO(model, optimizer, loss=torch.nn.functional.cross_entropy, interval=2)
+        >>> tuner = apo.APO(optimizer, model, torch.nn.functional.cross_entropy, total_steps=20, interval=2)
         >>> x, y = torch.randn(16, 4), torch.randint(3, (16,))
         >>> losses = [float(tuner.step(x, y)) for _ in range(20)]
         >>> losses[-1] < losses[0] and optimizer.param_groups[0]["lr"] > 1e-3
         True
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        rule: Rule | Optimizer,
-        loss: Callable[[Any, Any], Tensor] | None = None,
-        **options: Any,
-    ) -> None:
-        if loss is not None and not callable(loss):
-            raise TypeError(f"loss must be callable as loss(output, target) or None, got {type(loss).__name__}")
-        if isinstance(loss, type):
-            raise TypeError(f"loss must be a function or an instance, got the class itself: write {loss.__name__}()")
-        self._left_gradients = True  # by the last pass, see `leaves_gradients`
-        super().__init__(model, rule, loss, **options)
+    _recordings: list[Recording]  # the passes whose gradients the next step uses
+    _left_gradients = True  # whether the last pass did, see `leaves_gradients`
+    _stepping = False
+
+    def _in_old_form(self, optimizer: Any, model: Any, criterion: Any, loss: Any) -> tuple[Any, Any, Any]:
+        if isinstance(optimizer, nn.Module) and isinstance(model, (Rule, Optimizer)):
+            warnings.warn(
+                "apo.APO takes the optimizer first, as apo.attach does: write APO(optimizer, model, criterion); the "
+                "old order will be removed",
+                ApoWarning,
+                stacklevel=3,
+            )
+            optimizer, model = model, optimizer
+        return super()._in_old_form(optimizer, model, criterion, loss)
+
+    def _install_hooks(self) -> None:
+        super()._install_hooks()
+        self._hooks.add(self.optimizer.register_step_pre_hook, self._check_caller)
+
+    def _check_caller(self, *_: Any) -> None:
+        """Refuse a step that this tuner would not notice."""
+        if not self._stepping:
+            raise RuntimeError(
+                "optimizer.step() was called on the optimizer of apo.APO, which would not learn from it: call "
+                "tuner.step(), or use apo.attach for a loop that steps the optimizer itself"
+            )
 
     def step(self, inputs: Any = None, target: Any = None) -> Tensor | None:
         """Take one training step: forward, backward, optimizer step and, when it is time, meta-step.
@@ -69,7 +77,7 @@ class APO(Tuner):
 
         Args:
             inputs: A tensor, a tuple of positional arguments or a mapping of keyword arguments of the network.
-            target: What the loss function takes beside the output.
+            target: The second argument of the criterion.
 
         Returns:
             The training loss, detached; None without arguments.
@@ -77,15 +85,27 @@ class APO(Tuner):
         loss = None
         if inputs is not None:
             self.optimizer.zero_grad()
-            self._recordings.clear()
+            self._forget()
             loss = self.backward(inputs, target)
-        scaler = self.engine.scaler
-        if scaler is None:
-            self.optimizer.step()
-        else:
-            scaler.step(self.optimizer)
+        scaler, is_meta_step = self.engine.scaler, self.is_meta_step()
+        self._stepping = True
+        try:
+            # Hooks of others see the step that is taken in the end, not the one that is measured.
+            with hooks_of_others_around(self.optimizer, unscale=is_meta_step) as has_stepped:
+                self._begin_step()
+                if scaler is None:
+                    self.optimizer.step()
+                else:
+                    scaler.step(self.optimizer)
+                if has_stepped():
+                    self._finish_step(self._settled_recordings)
+                else:
+                    self._abandon()  # the scaler found an overflow and left the step out
+        finally:
+            self._stepping = False
+        if scaler is not None:
             scaler.update()
-            self._recordings.clear()  # of a step that the scaler left out
+        self._forget()
         return loss
 
     def backward(self, inputs: Any, target: Any = None, *, weight: float = 1.0) -> Tensor:
@@ -104,7 +124,7 @@ class APO(Tuner):
         """
         recording = self._new_recording(inputs, target) if self._wants_recording() else None
         if self._recordings and self._left_gradients and self._gradients_are_clear():
-            self._recordings.clear()  # of a step that was not taken
+            self._forget()  # the passes of a step that was not taken
         call = as_call(inputs)
         with torch.enable_grad():
             output = self.model(*call.args, **call.kwargs)
@@ -117,15 +137,14 @@ class APO(Tuner):
         if recording is not None:
             self._left_gradients = leaves_gradients(self.model)
             prediction = tree_map(Tensor.detach, output) if self.fsd_batches.is_same else None
-            recording = replace(recording.ended(), loss=loss.detach(), weight=weight, prediction=prediction)
-            self._recordings.append(recording)
+            self._recordings.append(recording.ended(loss.detach(), prediction, weight))
         return loss.detach()
 
     def record(self, inputs: Any, target: Any = None) -> None:
-        """Tell of a forward and backward pass that ran elsewhere, such as in a CUDA graph, before an ordinary step.
+        """Announce a forward and backward pass that ran elsewhere, such as in a CUDA graph, before an ordinary step.
 
         The gradients are in place and :meth:`step` without arguments follows, exactly as after :meth:`backward`: the
-        batch may be wanted as B' of the next meta-step. A step for which :meth:`is_meta_step` holds needs
+        batch may be needed as B' of the next meta-step. A step for which :meth:`is_meta_step` holds needs
         :meth:`backward`, because its forward pass will run again with the same random numbers.
 
         Args:
@@ -138,7 +157,7 @@ class APO(Tuner):
         Example:
             >>> import apo, torch
             >>> model = torch.nn.Linear(2, 1)
-            >>> tuner = apo.APO(model, torch.optim.SGD(model.parameters(), lr=0.1), torch.nn.functional.mse_loss)
+            >>> tuner = apo.APO(torch.optim.SGD(model.parameters(), lr=0.1), model, torch.nn.functional.mse_loss)
             >>> x, y = torch.ones(4, 2), torch.zeros(4, 1)
             >>> loss = tuner.step(x, y)  # the first step is a meta-step
             >>> tuner.optimizer.zero_grad()
@@ -163,8 +182,20 @@ class APO(Tuner):
             return Recording((call,), None, {}, (), autocast)
         return Recording((call,), (None, target), {}, (Slot(0),), autocast)
 
+    def _settled_recordings(self) -> list[Recording]:
+        if not self.is_meta_step():
+            return list(self._recordings)
+        parameters = list(self._parameters())
+        return [recording.settled(parameters) for recording in self._recordings]
+
+    def _forget(self) -> None:
+        self._recordings = []
+
+    def _no_recording_message(self) -> str:
+        return "a meta-step was due but its training batch is unknown: call tuner.backward(...) before tuner.step()"
+
 
 def _check_scalar(loss: Any) -> None:
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise TypeError(f"loss must return one number as a tensor, got {what}: return the mean alone")
+        raise TypeError(f"criterion must return one number as a tensor, got {what}: return the mean alone")

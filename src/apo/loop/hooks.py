@@ -1,31 +1,47 @@
-"""Hooks on other people's objects that come off again and that copies of those objects do not inherit."""
+"""Hooks on other people's objects, and what the way torch runs them around an optimizer's step asks of ours.
+
+* Hooks come off again, and copies of the objects do not inherit them.
+* A *closure* runs inside the step, after the hooks before it: code in it that reads the learning rate, or fails, has to
+  find the optimizer as it is outside a step.
+* A *subclass* whose ``step`` calls ``super().step()`` may run all hooks twice, the inner time for the same step.
+* *Hooks of others* have to see what a step did in the end, not what was measured on the way: ours come last before the
+  step and first after it.
+* A *fused* optimizer leaves it to its step to unscale the gradients of a GradScaler.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
+import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-__all__ = ["Hooks"]
+from apo.torch_internals import optimizer_hook_runner, step_post_hooks, step_pre_hooks
+
+__all__ = ["Hooks", "hooks_of_others_around", "is_inner_step", "run_first", "run_last", "unscale_fused", "with_closure"]
 
 
 class _Hook:
     """A hook whose copies do nothing.
 
     ``copy.deepcopy(model)``, for an average of the weights say, copies the module's hooks. A copied bound method would
-    drag a copy of the tuner and of the optimizer along, and would record forward passes of the wrong network.
+    carry a copy of the tuner and of the optimizer with it, and would record forward passes of the wrong network.
     """
 
     def __init__(self, function: Callable[..., Any] | None = None) -> None:
         self._function = function
-        # A compiler that traced into a hook would make its effects part of a graph.
+        # A compiler that traces into a hook would make its effects part of a graph.
         self._untraced = None if function is None else torch.compiler.disable(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # Without a compiler at work the detour would cost as much as all else that a hook does on an ordinary step.
+        # Without a compiler the detour would cost as much as everything else that a hook does on an ordinary step.
         function = self._untraced if torch.compiler.is_compiling() else self._function
         return None if function is None else function(*args, **kwargs)
 
@@ -61,14 +77,14 @@ class Hooks:
         Args:
             register: The method.
             function: What to call.
-            weak: Whether the hook of a method shall not keep its object alive; it comes off when the object is gone.
-            **options: Passed on.
+            weak: Do not let the hook keep its method's object alive; it comes off when the object is gone.
+            **options: Passed to ``register``.
         """
         self._handles.append(register(_Hook(_weakly(function) if weak else function), **options))
         return self._handles[-1]
 
     def remove(self) -> None:
-        """Take all hooks off."""
+        """Remove all hooks."""
         _remove(self._handles)
 
 
@@ -87,3 +103,129 @@ def _remove(handles: list[RemovableHandle]) -> None:
     for handle in handles:
         handle.remove()
     handles.clear()
+
+
+def with_closure(
+    args: tuple, kwargs: dict[str, Any], wrap: Callable[[Any], Any]
+) -> tuple[tuple, dict[str, Any]] | None:
+    """Return the arguments of a step with its closure wrapped, or None if it has no closure.
+
+    Args:
+        args: Positional arguments, the optimizer first.
+        kwargs: Keyword arguments.
+        wrap: Makes a closure from a closure.
+
+    Example:
+        >>> args, kwargs = with_closure(("optimizer", lambda: 2), {}, lambda closure: lambda: closure() + 1)
+        >>> args[1]()
+        3
+    """
+    if len(args) > 1 and callable(args[1]):
+        return (args[0], wrap(args[1]), *args[2:]), kwargs
+    if callable(kwargs.get("closure")):
+        return args, {**kwargs, "closure": wrap(kwargs["closure"])}
+    return None
+
+
+def is_inner_step(optimizer: Optimizer) -> bool:
+    """Return, from within a hook, whether the step is part of another step of the same optimizer."""
+    if not _extends_a_step(type(optimizer)):
+        return False
+    frame, steps = sys._getframe(1), 0
+    while frame is not None:
+        steps += frame.f_code is optimizer_hook_runner and frame.f_locals.get("self") is optimizer
+        frame = frame.f_back
+    return steps > 1
+
+
+@functools.lru_cache  # every step asks
+def _extends_a_step(kind: type) -> bool:
+    """Return whether a class overrides a ``step`` that it inherits."""
+    steps = {inspect.unwrap(base.__dict__["step"]) for base in kind.__mro__ if "step" in base.__dict__}
+    return len(steps - {Optimizer.step}) > 1
+
+
+def run_last(hooks: dict[int, Any], handle: RemovableHandle) -> None:
+    """Make a hook run after all others of its kind; not to be called while these run."""
+    if next(reversed(hooks), None) != handle.id:
+        hooks[handle.id] = hooks.pop(handle.id)
+
+
+def run_first(hooks: dict[int, Any], handle: RemovableHandle) -> None:
+    """Make a hook run before all others of its kind; not to be called while these run.
+
+    Example:
+        >>> optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+        >>> one = optimizer.register_step_post_hook(lambda *_: print("one"))
+        >>> two = optimizer.register_step_post_hook(lambda *_: print("two"))
+        >>> run_first(step_post_hooks(optimizer), two)
+        >>> optimizer.step()
+        two
+        one
+    """
+    for key in [key for key in hooks if key != handle.id]:
+        hooks[key] = hooks.pop(key)
+
+
+def unscale_fused(optimizer: Optimizer) -> bool:
+    """Unscale the gradients that a GradScaler leaves to a fused optimizer.
+
+    Returns:
+        Whether the scaler found an overflow, so that the optimizer will not step and neither may we.
+    """
+    scale = getattr(optimizer, "grad_scale", None)
+    if scale is None:
+        return False
+    found = getattr(optimizer, "found_inf", None)
+    if found is not None and bool(found):
+        return True
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    with torch.no_grad():
+        for gradient in gradients:
+            gradient.div_(scale.to(gradient.device))
+    optimizer.grad_scale = None  # type: ignore[attr-defined]
+    return False
+
+
+@contextmanager
+def hooks_of_others_around(optimizer: Optimizer, unscale: bool) -> Iterator[Callable[[], bool]]:
+    """Run the hooks of others around the whole block instead of around the ``optimizer.step()`` in it.
+
+    Args:
+        optimizer: The optimizer.
+        unscale: Unscale the gradients that a GradScaler leaves to a fused optimizer.
+
+    Yields:
+        A function that returns whether the optimizer has stepped. A GradScaler leaves a step out after an overflow; the
+        hooks after the step are left out with it.
+
+    Example:
+        >>> optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+        >>> _ = optimizer.register_step_post_hook(lambda *_: print("after"))
+        >>> with hooks_of_others_around(optimizer, unscale=False) as has_stepped:
+        ...     optimizer.step()
+        ...     print(has_stepped())
+        True
+        after
+    """
+    before, after = step_pre_hooks(optimizer), step_post_hooks(optimizer)
+    kept_before, kept_after = dict(before), dict(after)
+    for hook in kept_before.values():
+        hook(optimizer, (), {})
+    before.clear()
+    after.clear()
+    taken = [False]
+
+    def note(*_: Any) -> None:
+        taken[0] = not (unscale and unscale_fused(optimizer))
+
+    handle = optimizer.register_step_pre_hook(note)
+    try:
+        yield lambda: taken[0]
+    finally:
+        handle.remove()
+        before.update(kept_before)
+        after.update(kept_after)
+    if taken[0]:
+        for hook in kept_after.values():
+            hook(optimizer, (), {})

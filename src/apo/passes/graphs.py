@@ -1,35 +1,41 @@
-"""A network whose forward and backward passes are CUDA graphs: replaying one takes the host a single call.
+"""CUDA graphs: recording one safely, and a network whose passes are graphs, so that replaying takes one call.
 
 A meta-step runs the network on two batches, at two points, with two losses. So the network alone is captured, as two
-graphs, and stands in for itself in any of these passes. Losses stay eager, they are a few kernels.
+graphs, and replaces itself in any of these passes. Losses stay eager, they are a few kernels.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import Any, final
+import gc
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar, final
 
 import torch
 from torch import Tensor, nn
 
-from apo.passes.capture import capture, recorded
-from apo.passes.network import every_module, fresh_leaves
+from apo.errors import ApoWarning
+from apo.passes.isolation import every_module
+from apo.torch_internals import own_buffers, own_parameters
 from apo.vectors import copies
 
-__all__ = ["GraphedNetwork"]
+__all__ = ["GraphedNetwork", "capture", "fresh_leaves", "recorded"]
 
 #: Eager passes on batches of one shape before the graphs are captured.
 _WARM_UP = 3
 
+Recorded = TypeVar("Recorded")
+
 
 @final
 class GraphedNetwork(nn.Module):
-    """Stands for a network; where that maps one tensor to one tensor, it replays graphs in training mode.
+    """A network that replays CUDA graphs in training mode, if it maps one tensor to one tensor.
 
     Batches of another shape, evaluation, networks off CUDA and networks that draw random numbers run eagerly. A graph
     has one set of activations, so a backward pass has to follow its forward pass before the next one. It reads and
-    writes fixed memory: where weights have been moved elsewhere, or a layer has changed its mode, it is captured anew.
+    writes fixed memory: it is captured again if weights have moved in memory or a layer has changed its mode.
 
     Args:
         network: The network, with all of its parameters on one device.
@@ -49,7 +55,7 @@ class GraphedNetwork(nn.Module):
         self._seen = 0  # passes in the same conditions
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphedNetwork:
-        """Copy the network; graphs have no copies, and are captured anew."""
+        """Copy the network; graphs cannot be copied and are captured again."""
         return GraphedNetwork(copy.deepcopy(self.network, memo))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -93,7 +99,7 @@ class _Graphs:
         self.inputs = inputs.detach().clone()
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         self.passes = 0
-        torch.clear_autocast_cache()  # 16-bit copies of the weights have to be made anew by every replay
+        torch.clear_autocast_cache()  # every replay has to make its own 16-bit copies of the weights
         torch.cuda.synchronize()
         with fresh_leaves(network) as leaves:
             with capture(self.forward):
@@ -129,7 +135,7 @@ class _Replay(torch.autograd.Function):
 def _gradients(
     output: Tensor, leaves: Sequence[Tensor], parameters: Sequence[Tensor], cotangent: Tensor
 ) -> Sequence[Tensor | None]:
-    """Return the gradients of the leaves that stand for the parameters.
+    """Return the gradients of the leaves that replace the parameters.
 
     Raises:
         RuntimeError: The network also reads a parameter from somewhere else.
@@ -141,14 +147,14 @@ def _gradients(
 
 
 def _is_plain_batch(args: tuple) -> bool:
-    """Tell whether the arguments are one tensor on a GPU for which nobody wants a gradient."""
+    """Return whether the arguments are one tensor on a GPU that needs no gradient."""
     return len(args) == 1 and isinstance(args[0], Tensor) and args[0].is_cuda and not args[0].requires_grad
 
 
 def _conditions(network: nn.Module, inputs: Tensor) -> tuple[tuple, tuple]:
     """Return what graphs of a network depend on, and what those of its passes on such batches do."""
     modules = every_module([network])
-    tensors = [t for m in modules for t in (*m._parameters.values(), *m._buffers.values()) if t is not None]
+    tensors = [t for m in modules for t in (*own_parameters(m).values(), *own_buffers(m).values()) if t is not None]
     of_network = (
         tuple(module.training for module in modules),
         tuple((tensor.data_ptr(), tensor.requires_grad) for tensor in tensors),
@@ -156,3 +162,84 @@ def _conditions(network: nn.Module, inputs: Tensor) -> tuple[tuple, tuple]:
     kind = inputs.device.type
     of_batch = (tuple(inputs.shape), inputs.dtype, inputs.device, torch.is_autocast_enabled(kind))
     return of_network, (*of_batch, torch.get_autocast_dtype(kind))
+
+
+@contextmanager
+def fresh_leaves(network: nn.Module) -> Iterator[dict[Tensor, nn.Parameter]]:
+    """Replace the parameters of a network by new ones over the same memory, and put the old ones back at the end.
+
+    As long as any autograd graph leads to a parameter, autograd keeps the stream on which its gradients accumulate. A
+    backward pass that is recorded on another stream would have to wait for that one, which breaks the recording. New
+    parameters have no past, and no hooks.
+
+    Yields:
+        The new parameters, by the old ones.
+
+    Example:
+        >>> layer = nn.Linear(2, 1)
+        >>> with fresh_leaves(layer) as leaves:
+        ...     layer.weight is leaves[next(iter(leaves))], layer.weight.grad
+        (True, None)
+    """
+    places = [
+        (module, name, parameter)
+        for module in every_module([network])
+        for name, parameter in own_parameters(module).items()
+        if parameter is not None
+    ]
+    leaves: dict[Tensor, nn.Parameter] = {p: nn.Parameter(p.detach(), p.requires_grad) for _, _, p in places}
+    try:
+        for module, name, parameter in places:
+            setattr(module, name, leaves[parameter])
+        yield leaves
+    finally:
+        for module, name, parameter in places:
+            setattr(module, name, parameter)
+
+
+@contextmanager
+def capture(graph: torch.cuda.CUDAGraph, **options: Any) -> Iterator[None]:
+    """Record what is launched inside into ``graph``.
+
+    Like ``torch.cuda.graph``, with three precautions. The garbage collector would break a recording by freeing an old
+    graph, so it runs before and is off meanwhile. Other threads, such as one that pins batches in memory or watches
+    NCCL, may keep running: by default any CUDA call of theirs would break the recording. And when a recording fails,
+    torch leaves CUDA's random stream waiting for its end, so that every later draw fails; a copy of the stream's state,
+    at the same place, does not wait.
+
+    Args:
+        graph: The graph.
+        options: Of ``torch.cuda.graph``: ``pool`` and ``stream``.
+    """
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, capture_error_mode="thread_local", **options):
+            yield
+    except BaseException:
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        generator.graphsafe_set_state(generator.clone_state())
+        raise
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def recorded(what: str, record: Callable[[], Recorded]) -> Recorded | None:
+    """Call a function that records graphs; return its result, or None with a warning if it fails.
+
+    Args:
+        what: What is recorded, as the subject of a sentence.
+        record: Records it.
+
+    Example:
+        >>> recorded("the number", lambda: 3)
+        3
+    """
+    try:
+        return record()
+    except RuntimeError as error:
+        reason = str(error).strip().split("\n")[0]
+        warnings.warn(f"{what} cannot be a CUDA graph and runs eagerly: {reason}", ApoWarning, stacklevel=3)
+        return None

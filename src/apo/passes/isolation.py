@@ -9,25 +9,54 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from apo.passes.network import every_module
+from apo.torch_internals import own_buffers, own_modules, own_parameters
 from apo.vectors import assign_, copies
 
-__all__ = ["RandomState", "Surface", "modes_of", "undisturbed", "with_modes"]
+__all__ = ["RandomState", "Surface", "devices_of", "every_module"]
+
+
+def every_module(roots: Iterable[nn.Module]) -> list[nn.Module]:
+    """Return the modules and all inside them, each once.
+
+    Example:
+        >>> inside = nn.Linear(1, 1)
+        >>> len(every_module([nn.Sequential(inside, nn.Sequential(inside))]))
+        3
+    """
+    found = {id(root): root for root in roots}
+    waiting = list(found.values())
+    while waiting:
+        for child in own_modules(waiting.pop()).values():
+            if child is not None and id(child) not in found:
+                found[id(child)] = child
+                waiting.append(child)
+    return list(found.values())
+
+
+def devices_of(model: nn.Module) -> set[torch.device]:
+    """Return the devices that hold parameters of a network.
+
+    Example:
+        >>> devices_of(nn.Linear(1, 1))
+        {device(type='cpu')}
+    """
+    owners = every_module([model])
+    return {p.device for owner in owners for p in own_parameters(owner).values() if p is not None}
 
 
 @dataclass(frozen=True)
 class RandomState:
     """The state of the random streams: torch's on the CPU and on some CUDA devices, Python's and NumPy's global ones.
 
-    None stands for a stream that is left alone: NumPy's, where nobody has imported it, and both of the host's where the
+    None stands for a stream that is left alone: NumPy's, if nobody has imported it, and both of the host's where the
     network is known not to draw from them. Reading and writing them takes longer than a small layer.
     """
 
@@ -49,7 +78,7 @@ class RandomState:
         return self.python is not None
 
     def trimmed(self) -> RandomState:
-        """Return it without the host's streams, if these have not moved since: nothing has drawn from them."""
+        """Return it without the host's streams if these have not moved since: nothing has drawn from them."""
         if not self.has_host:
             return self
         python, numpy = _host_streams()
@@ -63,13 +92,13 @@ class RandomState:
             torch.cuda.set_rng_state(state, index)
         if self.python is not None:
             random.setstate(self.python)
-        numpy = _numpy_random()
+        numpy = sys.modules.get("numpy.random")
         if numpy is not None and self.numpy is not None:
             numpy.set_state(self.numpy)
 
     def state_dict(self) -> dict[str, object]:
         """Return plain data that ``torch.load(weights_only=True)`` accepts."""
-        # NumPy's generator takes lists back as well.
+        # NumPy's generator accepts lists in place of arrays.
         numpy = _arrays_as("tolist", self.numpy)
         return {"cpu": self.cpu, "cuda": dict(self.cuda), "python": self.python, "numpy": numpy}
 
@@ -84,17 +113,20 @@ class Surface:
     """Everything that a pass of some modules may touch; found once, because walking a network costs time.
 
     Args:
-        modules: The network and, where it is one, the criterion.
+        modules: The network and, if it is a module, the criterion.
         parameters: Parameters to protect beside those of the modules (the optimizer's own).
+        draws_from_host: Whether the passes may draw random numbers from Python or NumPy.
     """
 
-    def __init__(self, modules: Iterable[nn.Module], parameters: Iterable[Tensor]) -> None:
+    def __init__(
+        self, modules: Iterable[nn.Module], parameters: Iterable[Tensor], draws_from_host: bool = True
+    ) -> None:
         self._owners = every_module(modules)
-        tensors = {id(p): p for owner in self._owners for p in owner._parameters.values() if p is not None}
+        tensors = {id(p): p for owner in self._owners for p in own_parameters(owner).values() if p is not None}
         tensors |= {id(p): p for p in parameters}
         self._parameters = list(tensors.values())
+        self._draws_from_host = draws_from_host
         self.devices = {p.device for p in self._parameters}
-        self.draws_from_host = True  # random numbers of Python or NumPy, as far as is known
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
@@ -102,25 +134,25 @@ class Surface:
 
         Inside, every ``.grad`` is ``None``: a backward pass starts from a clean slate.
         """
-        owners = self._owners
-        names = [(owner, name, buffer) for owner in owners for name, buffer in owner._buffers.items()]
-        names = [(owner, name, buffer) for owner, name, buffer in names if buffer is not None]
-        buffers = _Snapshot([buffer for _, _, buffer in names if not _is_expanded(buffer)])
+        owners, parameters = self._owners, self._parameters
+        places = [(own, name, b) for own in map(own_buffers, owners) for name, b in own.items() if b is not None]
+        # torch refuses to write into a buffer whose elements share memory, so those are put back as they are.
+        values = _Snapshot([buffer for _, _, buffer in places if not _is_expanded(buffer)])
         modes = [owner.training for owner in owners]
         gradients = self._gradients()
-        random_state = RandomState.capture(self.devices, self.draws_from_host)
-        for parameter in self._parameters:
+        random_state = RandomState.capture(self.devices, self._draws_from_host)
+        for parameter in parameters:
             parameter.grad = None
         try:
             yield
         finally:
-            buffers.restore()
-            for owner, name, buffer in names:
-                owner._buffers[name] = buffer
+            values.restore()
+            for own, name, buffer in places:
+                own[name] = buffer
             for owner, training in zip(owners, modes, strict=True):
                 if owner.training != training:
                     owner.training = training
-            for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient
             random_state.restore()
 
@@ -146,46 +178,19 @@ class _Snapshot:
             assign_(members, self._values[kind])
 
 
-def undisturbed(modules: Iterable[nn.Module], parameters: Iterable[Tensor]) -> AbstractContextManager[None]:
-    """Return :meth:`Surface.undisturbed` of modules and parameters."""
-    return Surface(modules, parameters).undisturbed()
-
-
 def _is_expanded(tensor: Tensor) -> bool:
-    """Tell whether elements share memory, as ``expand`` makes them: torch lets nobody write into such a tensor."""
+    """Return whether elements share memory, as ``expand`` makes them."""
     return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
-def modes_of(modules: Iterable[nn.Module]) -> list[tuple[nn.Module, bool]]:
-    """Note which modules are in training mode, for :func:`with_modes`."""
-    return [(module, module.training) for module in modules]
-
-
-@contextmanager
-def with_modes(modes: Sequence[tuple[nn.Module, bool]]) -> Iterator[None]:
-    """Have modules in the modes of an earlier time, and in those of now on leaving."""
-    changed = [(module, training) for module, training in modes if module.training != training]
-    try:
-        for module, training in changed:
-            module.training = training
-        yield
-    finally:
-        for module, training in changed:
-            module.training = not training
-
-
 def _host_streams() -> tuple[tuple, dict[str, Any] | None]:
-    numpy = _numpy_random()
+    # NumPy's stream matters only if somebody has imported it; apo does not.
+    numpy = sys.modules.get("numpy.random")
     return random.getstate(), None if numpy is None else numpy.get_state(legacy=False)
 
 
-def _numpy_random() -> Any:
-    """Return NumPy's module of random numbers, if anybody has imported it."""
-    return sys.modules.get("numpy.random")
-
-
 def _arrays_as(method: str, tree: Any) -> Any:
-    """Turn the arrays in a state of NumPy's generator into something plain, by one of their methods."""
+    """Turn the arrays in a state of NumPy's generator into plain values, by one of their methods."""
     if isinstance(tree, dict):
         return {key: _arrays_as(method, value) for key, value in tree.items()}
     return getattr(tree, method)() if hasattr(tree, method) else tree

@@ -3,7 +3,14 @@
 The loss term of the meta-objective needs the training step's own mini-batch, its dropout masks and its precision, and
 the network's parameters at another point. A :class:`Recording` holds what is needed for that as plain data: the
 arguments of the network's calls, the arguments of the criterion with the network's outputs left open (*slots*), the
-random state and the autocast state.
+random state and the autocast state. It is immutable; each stage of its life is a new one::
+
+    the training pass of a meta-step            the training pass of the step before
+        |  Recording(...)                           |  Recording(...)
+        |  .ended()     the loss is known           |  .as_inputs()  owns its tensors, no random state: B'
+        |  .settled()   arguments are constants     |  .state_dict() may travel in a checkpoint
+        v                                           v
+        B  .evaluate(network, criterion) at theta + Delta  <-->  B'  .evaluate(...) at theta and at theta + Delta
 """
 
 from __future__ import annotations
@@ -21,10 +28,11 @@ from torch import Tensor, nn
 from apo.distributed import is_sharded
 from apo.errors import ReplayError
 from apo.passes.isolation import RandomState
+from apo.torch_internals import version_of
 
 __all__ = ["Autocast", "Call", "Recording", "Slot", "as_call", "odd_type", "own_loss", "tree_map"]
 
-#: What ``torch.load(weights_only=True)`` takes back, beside tensors and containers.
+#: What ``torch.load(weights_only=True)`` accepts, beside tensors and containers.
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 
 
@@ -43,16 +51,16 @@ def tree_map(function: Callable[[Tensor], Any], tree: Any) -> Any:
 
 
 def _mapping_like(pattern: Mapping, items: dict) -> Mapping:
-    """Return a mapping of the pattern's type with other values under its keys; a plain one where that cannot be had."""
+    """Return a mapping of the pattern's type with other values under its keys, or a plain dict if there is no way."""
     if type(pattern) is dict or not isinstance(pattern, (dict, UserDict)):
-        return items  # a copy of a mapping of any other kind might share its memory with the pattern
+        return items  # a copy of any other kind of mapping might share its memory with the pattern
     try:
         twin = copy.copy(pattern)
         for key, value in items.items():
             twin[key] = value
             if key in vars(twin):  # where entries are attributes as well
                 vars(twin)[key] = value
-    except Exception:  # a type that cannot be copied, or does not want to be written to
+    except Exception:  # a type that cannot be copied or written to
         return items
     return twin
 
@@ -96,7 +104,7 @@ class Autocast:
 
         Autocast caches the 16-bit copies of the weights until its outermost region ends. The weights move before and
         after, so the cache is emptied: a stale copy would silently evaluate the network at other weights. (Switching
-        the cache off instead would have a compiled network compiled once more.)
+        the cache off instead would make a compiled network compile once more.)
         """
         torch.clear_autocast_cache()
         try:
@@ -118,13 +126,9 @@ class Call:
     random_state: RandomState | None = None
     versions: tuple[int, ...] = ()
 
-    def sealed(self) -> Call:
-        """Note the version counters of all tensors."""
-        return replace(self, versions=self._versions())
-
-    def ended(self) -> Call:
-        """Note that the pass is over: random streams that it has not drawn from need not be wound back."""
-        return self if self.random_state is None else replace(self, random_state=self.random_state.trimmed())
+    def sealed(self, random_state: RandomState) -> Call:
+        """Note the random state that the call starts from, and the version counters of all tensors."""
+        return replace(self, random_state=random_state, versions=self._versions())
 
     def check_unchanged(self) -> None:
         """Raise if a tensor of the batch was changed in place since :meth:`sealed`."""
@@ -135,7 +139,7 @@ class Call:
             )
 
     def _versions(self) -> tuple[int, ...]:
-        return tuple(tensor._version for tensor in _tensors((self.args, self.kwargs)))
+        return tuple(map(version_of, _tensors((self.args, self.kwargs))))
 
 
 @dataclass(frozen=True)
@@ -146,7 +150,7 @@ class Slot:
         position: Index of the positional argument, or name of the keyword argument.
         call: Which call of the network the output comes from.
         path: Keys into the structure of that output.
-        shape: Shape to which the output was reshaped on its way, with the leading size left open; None for as it is.
+        shape: Shape to which the output was reshaped, with the leading size left open; None if it was not reshaped.
     """
 
     position: int | str
@@ -174,7 +178,8 @@ class Recording:
         autocast: Precision of the forward pass.
         loss: Value of the loss in training, detached.
         weight: Factor of this loss in what was back-propagated (1/n for n accumulated micro-batches).
-        prediction: What the criterion saw in training, detached; kept only where it is needed.
+        prediction: What the criterion saw in training, detached; kept only if it is needed.
+        modes: The modules of network and criterion, and whether each was in training mode.
     """
 
     calls: tuple[Call, ...]
@@ -185,15 +190,20 @@ class Recording:
     loss: Tensor | None = None
     weight: float | Tensor = 1.0
     prediction: Any = None
+    modes: tuple[tuple[nn.Module, bool], ...] = ()
 
     def evaluate(self, model: nn.Module, criterion: Callable | None) -> tuple[Any, Tensor | None]:
         """Run the network and the criterion again.
 
         Returns:
-            What the criterion saw, and the loss (None where the recording has no targets).
+            What the criterion saw, and the loss (None if the recording has no targets).
         """
         with self.autocast.active():
-            outputs = [_call(model, call) for call in self.calls]
+            outputs = []
+            for call in self.calls:
+                if call.random_state is not None:
+                    call.random_state.restore()
+                outputs.append(model(*call.args, **call.kwargs))
             if criterion is None:
                 return outputs[0], own_loss(outputs[0])
             filled = [(slot.position, slot.take(outputs)) for slot in self.slots]
@@ -219,17 +229,16 @@ class Recording:
         return next((value for value in rest if value is not None), None)
 
     def with_random_state(self, random_state: RandomState) -> Recording:
-        """Have every call of the network start from this random state."""
+        """Return a copy in which every call of the network starts from this random state."""
         return replace(self, calls=tuple(replace(call, random_state=random_state) for call in self.calls))
 
-    def check_unchanged(self) -> None:
-        """Raise if a tensor of the batch was changed in place since it was recorded."""
-        for call in self.calls:
-            call.check_unchanged()
-
-    def ended(self) -> Recording:
-        """Note that the loss has been computed, see :meth:`Call.ended`."""
-        return replace(self, calls=tuple(call.ended() for call in self.calls))
+    def ended(self, loss: Tensor, prediction: Any = None, weight: float | Tensor = 1.0, modes: tuple = ()) -> Recording:
+        """Return a copy that knows the loss; random streams that the pass has not drawn from are left out."""
+        calls = [
+            call if call.random_state is None else replace(call, random_state=call.random_state.trimmed())
+            for call in self.calls
+        ]
+        return replace(self, calls=tuple(calls), loss=loss, prediction=prediction, weight=weight, modes=modes)
 
     @property
     def draws_from_host(self) -> bool:
@@ -237,14 +246,14 @@ class Recording:
         return any(call.random_state is not None and call.random_state.has_host for call in self.calls)
 
     def depends_on(self, parameters: Sequence[Tensor]) -> bool:
-        """Tell whether the criterion was given something that was computed from one of these, beside the slots."""
+        """Return whether an argument of the criterion, slots apart, was computed from one of these parameters."""
         return any(_depends_on(tensor, parameters) for tensor in _tensors((self.loss_args, self.loss_kwargs)))
 
     def settled(self, parameters: Sequence[Tensor]) -> Recording:
         """Return a copy whose arguments are constants: no pass reaches behind them or leaves a gradient in them.
 
         Args:
-            parameters: Those of the optimizer, which stay what they are where they are arguments of the criterion.
+            parameters: Those of the optimizer. They stay themselves where they are arguments of the criterion.
 
         Raises:
             ReplayError: An argument was computed from such parameters, so that it would change with them.
@@ -314,51 +323,13 @@ class Recording:
         )
 
 
-def _call(model: nn.Module, call: Call) -> Any:
-    if call.random_state is not None:
-        call.random_state.restore()
-    return model(*call.args, **call.kwargs)
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    tree_map(found.append, tree)
-    return found
-
-
-def _named(args: tuple, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Give every argument a name for people, who count from one."""
-    yield from ((str(index), value) for index, value in enumerate(args, start=1))
-    yield from ((repr(name), value) for name, value in kwargs.items())
-
-
-def _depends_on(tensor: Tensor, parameters: Sequence[Tensor]) -> bool:
-    """Tell whether a tensor is one of some parameters or was computed from one; yes, where that cannot be seen."""
-    if tensor.grad_fn is None:
-        return any(tensor is parameter for parameter in parameters)
-    if any(is_sharded(parameter) for parameter in parameters):
-        return True  # a graph leads to the weights that were put together from the shards
-    sought = {id(parameter) for parameter in parameters}
-    waiting: list[Any] = [tensor.grad_fn]
-    seen = set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if id(getattr(node, "variable", None)) in sought or node.name() == "CheckpointFunctionBackward":
-            return True  # such a checkpoint has no graph of what is inside it
-        waiting.extend(following for following, _ in node.next_functions)
-    return False
-
-
-def as_call(inputs: Any, random_state: RandomState | None = None) -> Call:
+def as_call(inputs: Any) -> Call:
     """Turn a batch's inputs into a call: a mapping into keywords, a tuple or list into positions, else one argument."""
     if isinstance(inputs, Mapping):
-        return Call((), dict(inputs), random_state)
+        return Call((), dict(inputs))
     if isinstance(inputs, (tuple, list)):
-        return Call(tuple(inputs), {}, random_state)
-    return Call((inputs,), {}, random_state)
+        return Call(tuple(inputs), {})
+    return Call((inputs,), {})
 
 
 def own_loss(output: Any) -> Tensor:
@@ -374,3 +345,36 @@ def own_loss(output: Any) -> Tensor:
             "pass loss=/criterion= or let the network return its loss"
         )
     return loss
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    tree_map(found.append, tree)
+    return found
+
+
+def _named(args: tuple, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Give every argument a name for messages: positions are counted from one."""
+    yield from ((str(index), value) for index, value in enumerate(args, start=1))
+    yield from ((repr(name), value) for name, value in kwargs.items())
+
+
+def _depends_on(tensor: Tensor, parameters: Sequence[Tensor]) -> bool:
+    """Return whether a tensor is one of some parameters or was computed from one; True where that cannot be seen."""
+    if tensor.grad_fn is None:
+        return any(tensor is parameter for parameter in parameters)
+    if any(is_sharded(parameter) for parameter in parameters):
+        return True  # the graph leads to weights that were assembled from the shards, not to the parameters
+    sought = {id(parameter) for parameter in parameters}
+    waiting: list[Any] = [tensor.grad_fn]
+    seen = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        # A reentrant checkpoint has no graph of what is inside it.
+        if id(getattr(node, "variable", None)) in sought or node.name() == "CheckpointFunctionBackward":
+            return True
+        waiting.extend(following for following, _ in node.next_functions)
+    return False

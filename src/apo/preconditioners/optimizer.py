@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -216,6 +217,19 @@ class Preconditioner(Optimizer, ABC):
         if not self.deferred:
             self.take_step()
         return loss
+
+    @contextmanager
+    def deferring(self) -> Iterator[None]:
+        """Inside, :meth:`step` evaluates its closure and leaves the weights to :meth:`take_step`."""
+        self.deferred = True
+        try:
+            yield
+        finally:
+            self.deferred = False
+
+    def wait_for_hand_over(self, wait: bool) -> None:
+        """Make the warm-up last until :meth:`hand_over`, or not."""
+        self.guarded = wait
 
     @torch.no_grad()
     def take_step(self) -> None:

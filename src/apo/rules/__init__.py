@@ -2,14 +2,31 @@
 
 - :class:`LearningRate`: the learning rate of any optimizer whose step is linear in it.
 - :class:`Preconditioned`: the matrices of a preconditioner.
-- :class:`RateAndMomentum`: rate and momentum of SGD together; the pattern for a rule of one's own.
-- :class:`Rule` and :class:`Proposal`: what such a rule implements.
+- :class:`RateAndMomentum`: rate and momentum of SGD together; the pattern for a custom rule.
+- :class:`Rule` and :class:`Proposal`: what a custom rule implements.
 """
 
-from apo.rules.base import Proposal, Rule
-from apo.rules.choice import as_rule
+from torch.optim import Optimizer
+
+from apo.preconditioners import Preconditioner
+from apo.rules.base import Proposal, Rule, moving_parameters
 from apo.rules.learning_rate import LearningRate
 from apo.rules.preconditioned import Preconditioned
 from apo.rules.rate_and_momentum import RateAndMomentum
 
-__all__ = ["LearningRate", "Preconditioned", "Proposal", "RateAndMomentum", "Rule", "as_rule"]
+__all__ = ["LearningRate", "Preconditioned", "Proposal", "RateAndMomentum", "Rule", "as_rule", "moving_parameters"]
+
+
+def as_rule(rule: Rule | Optimizer) -> Rule:
+    """Return a rule as it is; learn the matrices of a preconditioner and the learning rate of any other optimizer.
+
+    Raises:
+        TypeError: It is neither a rule nor an optimizer.
+    """
+    if isinstance(rule, Rule):
+        return rule
+    if isinstance(rule, Preconditioner):
+        return Preconditioned(rule)
+    if isinstance(rule, Optimizer):
+        return LearningRate(rule)
+    raise TypeError(f"rule must be an apo rule or a torch.optim.Optimizer, got {type(rule).__name__}")

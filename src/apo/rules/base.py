@@ -1,37 +1,55 @@
-r"""What the engine asks of an update rule.
+r"""What the meta-step asks of an update rule.
 
 A rule owns an optimizer, its meta-parameters :math:`\phi` and the meta-optimizer that moves them. On most iterations
-the optimizer steps as ever. On a meta-iteration the engine calls, in this order,
+the optimizer steps as usual. A meta-iteration goes like this (T is the tuner in :mod:`apo.loop.tuner`, M the meta-step
+in :mod:`apo.core.meta_step`)::
 
-1. :meth:`Rule.before_step`: the optimizer's ``step()`` is about to run;
-2. :meth:`Rule.propose`: it has run; say where the look-ahead goes and how to pull a cotangent back to phi;
-3. :meth:`Rule.meta_update`: here is the gradient of Q with respect to phi (left out if it is not finite);
-4. :meth:`Proposal.take_step`: the weights are back at theta; move them with the new phi.
+    T  rule.before_step()            before every step, of any iteration
+    T  with rule.measuring():        the optimizer's step() runs inside
+    M  proposal = rule.propose()     the step has run: where does the look-ahead go, and how is h pulled back to phi?
+    M  rule.first_look(proposal)     at the first meta-step only: find the scale of phi before any weight has moved
+    M  rule.meta_update(gradients)   here is the gradient of Q with respect to phi (not called if it is not finite)
+    M  rule.after(loss, objective)   the look-ahead is over; was it good, and is there anything to tell the user?
+    M  proposal.take_step()          the weights are back at theta: move them with the new phi
 
-A rule of one's own is a subclass that fills in :meth:`Rule.phi`, :meth:`Rule.propose` and a :class:`Proposal`.
+A custom rule is a subclass with :meth:`Rule.phi`, :meth:`Rule.propose` and a :class:`Proposal`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["MetaOptimizerFactory", "Probe", "Proposal", "Rule"]
+__all__ = ["MetaOptimizerFactory", "Proposal", "Rule", "Slope", "moving_parameters"]
 
 #: Builds the meta-optimizer from the meta-parameters.
 MetaOptimizerFactory = Callable[[list[Tensor]], Optimizer]
 
-#: Evaluates a look-ahead: maps a displacement to h, the gradient of Q at theta + displacement.
-Probe = Callable[[Sequence[Tensor]], list[Tensor]]
+#: Maps a displacement to <h, displacement>: how fast Q rises along it at its end. The same number on every process.
+Slope = Callable[[Sequence[Tensor]], float]
+
+
+def moving_parameters(optimizer: Optimizer) -> list[Tensor]:
+    """Return the parameters that a step moves, in the order of the param groups: those that have a gradient."""
+    return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
 
 class Proposal(ABC):
     r"""One look-ahead, as a function of phi.
+
+    Args:
+        parameters: What the step moves, in the order of :meth:`displacement`.
+        coupled_decay: The L2 coefficient that the optimizer adds to the gradient of each of them; None for none.
+
+    Attributes:
+        parameters: The first argument.
+        coupled_decay: The second.
 
     Example:
         >>> import apo, torch
@@ -45,9 +63,13 @@ class Proposal(ABC):
         True
     """
 
+    def __init__(self, parameters: Sequence[Tensor], coupled_decay: Sequence[float] | None = None) -> None:
+        self.parameters = list(parameters)
+        self.coupled_decay = [0.0] * len(self.parameters) if coupled_decay is None else list(coupled_decay)
+
     @abstractmethod
     def displacement(self) -> list[Tensor]:
-        r"""Return :math:`\Delta(\phi)` at the phi in force, for each moved parameter, in order."""
+        r"""Return :math:`\Delta(\phi)` at the phi in force, one tensor per parameter."""
 
     @abstractmethod
     def pull_back(self, cotangent: Sequence[Tensor]) -> list[Tensor]:
@@ -58,9 +80,9 @@ class Proposal(ABC):
         """
 
     def step_norm(self) -> Tensor | None:
-        """Return the size of the step to come, in any unit, if that tells whether it leaves the weights finite.
+        """Return the size of the coming step, in any unit, if a finite size guarantees finite weights.
 
-        None, the default, has the engine look at the weights after the step, which costs a wait for the device.
+        None, the default, makes the meta-step check the weights after the step, which waits for the device.
         """
         return None
 
@@ -68,18 +90,21 @@ class Proposal(ABC):
     def take_step(self) -> None:
         """Move the parameters from theta, where they are now, with the phi that is in force now."""
 
+    def summary(self) -> dict[str, float]:
+        """Return further figures for the record of the meta-step, after the step was taken."""
+        return {}
+
 
 class Rule(ABC):
-    """An optimizer with meta-parameters that can be learned.
-
-    Args:
-        optimizer: The optimizer that moves the weights.
+    """An optimizer with meta-parameters that can be learned; the module's docstring says who calls what when.
 
     Attributes:
-        fsd_weight: Weight of the function-space term if the user names none.
-        wsd_weight: Weight of the weight-space term if the user names none.
-        other_batch_share: Share of the loss term that is taken on B' if the user names none.
-        interval: Overrides the interval between meta-steps while it is not None.
+        optimizer: The optimizer that moves the weights.
+        meta_optimizer: The optimizer that moves phi.
+        fsd_weight: Default weight of the function-space term.
+        wsd_weight: Default weight of the weight-space term.
+        other_batch_share: Default share of the loss term that is taken on B'.
+        split: Whether each of many processes keeps a part of phi; otherwise all have the same phi.
 
     Example:
         >>> import apo, torch
@@ -90,93 +115,86 @@ class Rule(ABC):
     fsd_weight: float = 0.3
     wsd_weight: float = 0.0
     other_batch_share: float = 0.0
-
-    #: Whether each of many processes keeps a part of phi for itself; otherwise all have the same phi.
     split: bool = False
-    #: Brings a number on which a decision rests to the host; of many processes, all get the same number.
-    agree: Callable[[Tensor], float] = staticmethod(float)
-
     optimizer: Optimizer
     meta_optimizer: Optimizer
 
     @abstractmethod
     def phi(self) -> list[Tensor]:
-        """Return the meta-parameters: leaf tensors that the meta-optimizer moves."""
+        """Return the meta-parameters: leaf tensors that the meta-optimizer moves. Called at any time."""
+
+    @property
+    def interval(self) -> int | None:
+        """An interval between meta-steps that overrides the user's for now, or None. The tuner reads it every step."""
+        return None
+
+    def before_step(self) -> None:
+        """Take in what changed since the last step, such as new param groups. The tuner calls it before every step."""
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Prepare the optimizer for the step of a meta-iteration, and undo that on leaving.
+
+        The tuner enters it before ``optimizer.step()`` and leaves it after, also when the step fails. A closure runs
+        outside: it is left before and entered again after.
+        """
+        yield
 
     @abstractmethod
     def propose(self, theta: Mapping[Tensor, Tensor]) -> Proposal:
-        """Describe the look-ahead after the optimizer has stepped.
+        """Describe the look-ahead. The meta-step calls it after the optimizer has stepped.
 
         Args:
             theta: The weights before the step, by parameter.
         """
 
-    def moved(self) -> list[Tensor]:
-        """Return the parameters that the rule moves on this iteration: those that have a gradient."""
-        return [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-
-    @property
-    def interval(self) -> int | None:
-        """An interval between meta-steps that takes precedence over the user's for now, or None."""
-        return None
-
-    def before_any_step(self) -> None:
-        """Called before every step of the optimizer, on meta-iterations and others."""
-
-    def before_step(self) -> None:
-        """Prepare the optimizer for the step of a meta-iteration."""
-
-    def break_off(self) -> None:
-        """Undo :meth:`before_step`: the iteration ends in an error."""
-
-    def first_look(self, proposal: Proposal, probe: Probe) -> None:
-        """Find the scale of phi on the first meta-iteration, before any weight has moved."""
+    def first_look(self, proposal: Proposal, slope: Slope) -> None:
+        """Find the scale of phi. The meta-step calls it at the first meta-iteration, before any weight has moved."""
 
     def meta_update(self, gradients: Sequence[Tensor]) -> None:
-        """Move phi by one step of the meta-optimizer."""
+        """Move phi by one step of the meta-optimizer. The meta-step calls it unless a gradient is not finite."""
         for parameter, gradient in zip(self.phi(), gradients, strict=True):
             parameter.grad = gradient.to(parameter.device, parameter.dtype).reshape(parameter.shape)
         self.meta_optimizer.step()
         self.meta_optimizer.zero_grad()
 
-    def judge(self, loss: float, objective: float) -> None:
-        """Learn whether the look-ahead lowered Q (``objective < loss``: at theta itself Q is the loss)."""
+    def after(self, loss: float, objective: float) -> list[str]:
+        """Learn whether the look-ahead lowered Q. The meta-step calls it after phi moved, before the weights do.
 
-    def coupled_weight_decay(self) -> list[float]:
-        """Return the L2 coefficient of each moved parameter that the optimizer adds to the gradient."""
-        return [0.0] * len(self.moved())
+        Args:
+            loss: Q at theta itself, where nothing has moved.
+            objective: Q at the look-ahead.
 
-    def rates(self) -> tuple[float, ...]:
-        """Return the learning rate in force, one per param group."""
-        return tuple(float(group["lr"]) for group in self.optimizer.param_groups)
-
-    def summary(self) -> dict[str, float]:
-        """Return further figures for the record of a meta-step."""
-        return {}
-
-    def warnings(self) -> list[str]:
-        """Return what the user should know now, such as a rate that sticks to a bound."""
+        Returns:
+            What the user should know, such as a rate that has reached a bound; each sentence is shown once.
+        """
         return []
 
-    def detach(self) -> None:
-        """Leave the optimizer as an ordinary one."""
+    def rates(self) -> tuple[float, ...]:
+        """Return the learning rate in force, one per param group, for users and records."""
+        return tuple(float(group["lr"]) for group in self.optimizer.param_groups)
 
-    def adopt_optimizer_state(self) -> None:
-        """Called when the optimizer has loaded a state that knew nothing of apo."""
+    def detach(self) -> None:
+        """Leave the optimizer as an ordinary one. The tuner calls it when it detaches."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return phi and the meta-optimizer's state; the optimizer's own is not included."""
+        """Return phi and the meta-optimizer's state, without the optimizer's own. The tuner calls it to save."""
         return {
             "phi": [parameter.detach().clone() for parameter in self.phi()],
             "meta_optimizer": self.meta_optimizer.state_dict(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take phi and the meta-optimizer's state back; the optimizer's own state has been loaded before.
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Restore phi and the meta-optimizer. The tuner calls it after the optimizer has loaded its own state.
+
+        Args:
+            state: What :meth:`state_dict` returned; None if the optimizer's state was saved without apo.
 
         Raises:
             ValueError: The state belongs to a rule with other meta-parameters.
         """
+        if state is None:
+            return
         own, saved = self.phi(), state["phi"]
         if [tuple(p.shape) for p in own] != [tuple(p.shape) for p in saved]:
             raise ValueError(

@@ -9,7 +9,8 @@ r"""Learn the learning rate of any optimizer whose step is proportional to it.
 
 :math:`v` is the *tail* (see :mod:`apo.rules.tail`) or, as in the paper, the step :math:`d` itself. The
 over-relaxation :math:`\sigma` makes the rate :math:`\sigma` times the one that the look-ahead prefers: a rate that
-minimises the look-ahead exactly stays below the edge of stability and is driven ever lower by progressive sharpening.
+minimises the look-ahead exactly stays below the edge of stability and is driven lower and lower by progressive
+sharpening.
 
 Recovering :math:`d` as a difference of parameters loses precision when the rate is small, so on a meta-iteration the
 optimizer steps at a large rate and the step is scaled; the optimizer's state does not depend on the rate.
@@ -20,7 +21,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -29,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from apo.rules.base import MetaOptimizerFactory, Probe, Proposal, Rule
+from apo.rules.base import MetaOptimizerFactory, Proposal, Rule, Slope
 from apo.rules.linearity import check_linear_in_lr
 from apo.rules.param_groups import ScheduledGroup, base_rate
 from apo.rules.tail import coupled_decay, has_tail, tail_displacement
@@ -40,6 +42,7 @@ __all__ = ["LearningRate"]
 
 #: RMSprop with bias correction is Adam without its first moment.
 _bias_corrected_rmsprop = functools.partial(torch.optim.Adam, lr=0.1, betas=(0.0, 0.99))
+#: A step at a small rate drowns in the rounding of the weights; one at this rate keeps its leading digits.
 _MEASURING_RATE = 2.0**14
 _LOOK_AHEADS = ("tail", "step")
 
@@ -109,8 +112,7 @@ class LearningRate(Rule):
         self._phi: list[Tensor] = []
         self._ratios: list[float] = []  # rate of each group relative to its phi
         self._first_rate = 1.0  # what the user gave the first group
-        self._fresh: set[Tensor] = set()
-        self._measuring = False
+        self._fresh: set[Tensor] = set()  # parameters without optimizer state before the step that is measured
         self._adopt_groups()
         self.meta_optimizer = self._build_meta_optimizer(self._phi)
 
@@ -144,35 +146,34 @@ class LearningRate(Rule):
         """Return the learned rate of each param group, before the factor of a scheduler."""
         return [math.exp(float(self._phi_of(i))) * ratio for i, ratio in enumerate(self._ratios)]
 
-    def before_any_step(self) -> None:
+    def before_step(self) -> None:
         """Take in new param groups and what schedulers wrote."""
-        if self._measuring:  # the step before was broken off
-            self._show()
         for group in self._groups:
             group.settle()
         if len(self._groups) != len(self.optimizer.param_groups):
             self._adopt_groups()
 
-    def before_step(self) -> None:
-        """Have the optimizer step at a rate at which its step can be measured precisely."""
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Let the optimizer step at a rate at which its step can be measured precisely."""
         self._fresh = {p for group in self._groups for p in group["params"] if not self.optimizer.state.get(p)}
-        self._measuring = True
         for group in self._groups:
             group.use(self._measuring_rate(group))
-
-    def break_off(self) -> None:
-        """Show the rate in force again."""
-        self._show()
+        try:
+            yield
+        finally:
+            self._show()
 
     def propose(self, theta: Mapping[Tensor, Tensor]) -> Proposal:
         """Measure the step d and look ahead along it or along the tail."""
-        self._show()
         members = []
         for group in self._groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             origin = [theta[p] for p in parameters]
             members.append(_Members(parameters, origin, differences(parameters, origin), self._measuring_rate(group)))
-        return _RateProposal(self, members)
+        decays = [coupled_decay(self.optimizer, group) for group in self._groups]
+        pairs = zip(decays, members, strict=True)
+        return _RateProposal(self, members, [decay for decay, member in pairs for _ in member.parameters])
 
     def look_ahead_of(self, group: int, members: _Members, rate: float) -> list[Tensor]:
         """Return the look-ahead of a group's parameters at a rate; the optimizer has stepped."""
@@ -181,18 +182,14 @@ class LearningRate(Rule):
         fresh = [p in self._fresh for p in members.parameters]
         return tail_displacement(self.optimizer, self._groups[group], members.origin, members.parameters, fresh, rate)
 
-    def first_look(self, proposal: Proposal, probe: Probe) -> None:
+    def first_look(self, proposal: Proposal, slope: Slope) -> None:
         """Search for the rate at which the look-ahead turns from better to worse; start at a tenth of it."""
         if not self.warm_start:
             return
         assert isinstance(proposal, _RateProposal)
         start = self.learned_rates()[0]
 
-        def slope(rate: float) -> float:
-            displacement = proposal.displacement(rate / start)
-            return self.agree(dot(probe(displacement), displacement))
-
-        turning_point = find_turning_point(slope, start, self.bounds)
+        turning_point = find_turning_point(lambda rate: slope(proposal.displacement(rate / start)), start, self.bounds)
         if turning_point is None:
             return
         best = max(turning_point / 10, self.bounds[0])
@@ -214,14 +211,8 @@ class LearningRate(Rule):
             parameter.fill_(min(max(old + change, low), high))
         self._show()
 
-    def coupled_weight_decay(self) -> list[float]:
-        """Return the L2 coefficient of each moved parameter (0 where the optimizer's decay is decoupled)."""
-        decays = [coupled_decay(self.optimizer, group) for group in self._groups]
-        pairs = zip(decays, self._groups, strict=True)
-        return [decay for decay, group in pairs for p in group["params"] if p.grad is not None]
-
-    def warnings(self) -> list[str]:
-        """Tell if a rate sits at one of its bounds."""
+    def after(self, loss: float, objective: float) -> list[str]:
+        """Warn if a rate has reached one of its bounds."""
         low, high = math.log(self.bounds[0]), math.log(self.bounds[1])
         return [
             f"the learned rate of param group {index} has reached its bound {self.bounds[0 if value <= low else 1]:g}: "
@@ -234,10 +225,8 @@ class LearningRate(Rule):
         """Turn the param groups back into plain ones that keep the rates in force.
 
         A scheduler that computes rates from the base it was built with (LambdaLR, say) returns to that base at its next
-        step: build it anew after this. One that multiplies the rate, and OneCycleLR, go on from the rate in force.
+        step: build it again after this. One that multiplies the rate, and OneCycleLR, continue from the rate in force.
         """
-        if self._measuring:  # the step before was broken off
-            self._show()
         for index, group in enumerate(self._groups):
             self.optimizer.param_groups[index] = group.plain()
         self._groups = []
@@ -249,16 +238,18 @@ class LearningRate(Rule):
             "factors": [group.factor for group in self._groups],
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the learned rates back; the optimizer's param groups have been replaced by loaded ones."""
-        self._adopt_groups()  # those that were added since the last step
-        super().load_state_dict(state)
-        self._ratios = list(state["ratios"])
-        self._groups = []
-        self._adopt_groups(state["factors"])
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Restore the learned rates; the optimizer's param groups have been replaced by loaded ones.
 
-    def adopt_optimizer_state(self) -> None:
-        """Take the rates of a loaded optimizer that knew nothing of apo as the learned ones."""
+        The rates of an optimizer that was saved without apo become the learned ones.
+        """
+        if state is not None:
+            self._adopt_groups()  # those that were added since the last step
+            super().load_state_dict(state)
+            self._ratios = list(state["ratios"])
+            self._groups = []
+            self._adopt_groups(state["factors"])
+            return
         rates = [base_rate(group, self.optimizer) for group in self.optimizer.param_groups]
         self._groups = []
         self._first_rate = rates[0]
@@ -272,7 +263,6 @@ class LearningRate(Rule):
         return self._phi[group if self.per_group else 0]
 
     def _show(self) -> None:
-        self._measuring = False
         for group, rate in zip(self._groups, self.learned_rates(), strict=True):
             group.show(rate)
 
@@ -324,9 +314,9 @@ class LearningRate(Rule):
 def _check_numbers(over_relaxation: Any, max_change: Any, bounds: Any) -> None:
     """Raise unless the numbers among the rule's options are numbers that make sense."""
     if not isinstance(over_relaxation, Real):
-        raise TypeError(f"over_relaxation must be a number, got {over_relaxation!r}: 1 is none")
+        raise TypeError(f"over_relaxation must be a number, got {over_relaxation!r}: use 1 to turn it off")
     if not float(over_relaxation) > 0:
-        raise ValueError(f"over_relaxation must be positive, got {over_relaxation}: 1 is none")
+        raise ValueError(f"over_relaxation must be positive, got {over_relaxation}: use 1 to turn it off")
     if not isinstance(max_change, Real | None):
         raise TypeError(f"max_change must be a number, or None for no limit, got {max_change!r}")
     if max_change is not None and not float(max_change) > 0:
@@ -350,7 +340,8 @@ class _Members:
 class _RateProposal(Proposal):
     """A look-ahead along a direction that does not depend on the rate."""
 
-    def __init__(self, rule: LearningRate, groups: list[_Members]) -> None:
+    def __init__(self, rule: LearningRate, groups: list[_Members], coupled_decay: list[float]) -> None:
+        super().__init__([p for members in groups for p in members.parameters], coupled_decay)
         self._rule = rule
         self._groups = groups
         self._last: tuple[list[float], list[list[Tensor]]] | None = None  # rates and displacement, group by group
@@ -379,7 +370,7 @@ class _RateProposal(Proposal):
 
     def step_norm(self) -> Tensor | None:
         """Return the norm of the step as it was measured; float16 ends too early for that to tell much."""
-        if any(p.dtype == torch.float16 for members in self._groups for p in members.parameters):
+        if any(p.dtype == torch.float16 for p in self.parameters):
             return None
         return norm([step for members in self._groups for step in members.steps])
 

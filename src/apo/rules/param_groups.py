@@ -1,7 +1,7 @@
 r"""Compose learned rates with learning-rate schedulers: the scheduler's factor multiplies the learned rate.
 
 ``param_groups[i]["lr"]`` must show the rate in force, and it is also where torch's schedulers read and write. They come
-in two kinds, and both have to work without being told of us:
+in two kinds, and both have to work without knowing about apo:
 
 * *recursive* ones (StepLR, ExponentialLR, CosineAnnealingLR, ``group["lr"] *= 0.1``) read the rate and write a
   multiple of it: the factor changes by the ratio of what is written to what was there;
@@ -12,8 +12,8 @@ in two kinds, and both have to work without being told of us:
 A number does not tell where it comes from, so the rate is a :class:`Rate`: a float whose products and sums are
 :class:`Rate` again. A written :class:`Rate` was made from the rate in force, a plain float was not. (ReduceLROnPlateau
 turns the rate into a plain float first, but works without the step counter that the closed-form schedulers install;
-beside another scheduler it cannot be told from a closed-form one, so use it alone.)
-A rate that is a tensor cannot remember: whoever writes into it is taken for a recursive scheduler.
+next to another scheduler it looks like a closed-form one, so use it alone.)
+A rate that is a tensor cannot remember: every write to it counts as that of a recursive scheduler.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from apo.torch_internals import is_wrapped_by_scheduler, version_of
 
 __all__ = ["Rate", "ScheduledGroup", "base_rate", "is_scheduled", "note_scheduler"]
 
@@ -107,10 +109,8 @@ def _reference(group: Mapping[str, Any]) -> float:
 
 
 def is_scheduled(optimizer: Optimizer) -> bool:
-    """Tell whether a scheduler that may be of the closed form serves this optimizer."""
-    # The mark that torch's schedulers leave on the optimizers they serve; older releases called it _with_counter.
-    marked = hasattr(optimizer.step, "_wrapped_by_lr_sched") or hasattr(optimizer.step, "_with_counter")
-    return marked or optimizer in _SCHEDULED_THROUGH_A_WRAPPER
+    """Return whether a scheduler that may be of the closed form serves this optimizer."""
+    return is_wrapped_by_scheduler(optimizer) or optimizer in _SCHEDULED_THROUGH_A_WRAPPER
 
 
 def note_scheduler(optimizer: Optimizer) -> None:
@@ -121,7 +121,7 @@ def note_scheduler(optimizer: Optimizer) -> None:
 class ScheduledGroup(dict):
     """A param group whose ``"lr"`` is a learned rate times a schedule's factor.
 
-    Whoever writes ``group["lr"]`` changes the factor, and reading it gives the rate in force at once.
+    Writing ``group["lr"]`` changes the factor; reading it gives the rate in force.
 
     Args:
         group: The optimizer's own param group.
@@ -142,7 +142,7 @@ class ScheduledGroup(dict):
         self._optimizer = optimizer
         self.factor = float(group["lr"]) / base_rate(group, optimizer) if factor is None else factor
         self.learned = learned
-        self._version = 0
+        self._seen_version = 0
         self.show(learned)
 
     def show(self, learned: float) -> None:
@@ -151,14 +151,14 @@ class ScheduledGroup(dict):
         self._write(learned * self.factor)
 
     def use(self, rate: float) -> None:
-        """Have the optimizer step at exactly this rate for once; :meth:`show` ends it."""
+        """Let the optimizer step at exactly this rate once; :meth:`show` ends it."""
         self._write(rate)
 
     def settle(self) -> None:
         """Take in a rate that was written past ``__setitem__`` (by ``dict.update``, or into a tensor)."""
         current = self["lr"]
         if isinstance(current, Tensor):  # reading its value would wait for the device
-            changed = current._version != self._version
+            changed = version_of(current) != self._seen_version
         else:
             changed = current != self.learned * self.factor
         if changed:
@@ -171,7 +171,7 @@ class ScheduledGroup(dict):
         return float(group["lr"]) / (self.learned * self.factor or self.learned), self.factor
 
     def __setitem__(self, key: str, value: Any) -> None:
-        """Turn a rate that somebody writes into the schedule's factor."""
+        """Turn a rate that is written into the schedule's factor."""
         if key == "lr":
             self._rescale(value)
         else:
@@ -199,7 +199,7 @@ class ScheduledGroup(dict):
         return dict, (self.plain(),)
 
     def plain(self) -> dict[str, Any]:
-        """Return an ordinary param group with the rate in force, of which the schedule's bases speak from now on."""
+        """Return an ordinary param group with the rate in force, to which the schedule's bases refer from now on."""
         lr = self["lr"]
         group = {**self, "lr": lr if isinstance(lr, Tensor) else float(lr)}
         if is_scheduled(self._optimizer):
@@ -222,6 +222,6 @@ class ScheduledGroup(dict):
         current = self["lr"]
         if isinstance(current, Tensor):
             current.fill_(float(rate))
-            self._version = current._version
+            self._seen_version = version_of(current)
         else:
             super().__setitem__("lr", Rate(rate))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -17,14 +18,13 @@ from torch import Tensor
 
 from apo.arguments import whole_number
 from apo.preconditioners import Preconditioner
-from apo.rules.base import MetaOptimizerFactory, Probe, Proposal, Rule
+from apo.rules.base import MetaOptimizerFactory, Proposal, Rule, Slope
 from apo.rules.warm_start import find_turning_point
-from apo.vectors import dot
 
 __all__ = ["Preconditioned", "meta_adam"]
 
 _SEARCH_BOUNDS = (1e-8, 1e6)
-#: Steps that a guard may wait before it is worth a word, however short the warm-up was.
+#: Steps that the guard may wait before the user hears of it, however short the warm-up was.
 _LONG_WAIT = 300
 
 
@@ -73,7 +73,7 @@ class Preconditioned(Rule):
         if warm_start is not None and not warm_start > 0:
             raise ValueError(f"warm_start must be positive or None, got {warm_start}")
         self.optimizer = optimizer
-        self.optimizer.guarded = guard and optimizer.warmup is not None
+        self.optimizer.wait_for_hand_over(guard and optimizer.warmup is not None)
         self.patience = whole_number("patience", patience, "use guard=False to hand over by step count")
         self.warmup_interval = None if warmup_interval is None else whole_number("warmup_interval", warmup_interval)
         self.warm_start = warm_start
@@ -103,12 +103,12 @@ class Preconditioned(Rule):
 
     @property
     def interval(self) -> int | None:
-        """During the warm-up, its own interval; one that does not end is not to stay so costly."""
+        """The warm-up's own interval while it lasts, unless it does not end: then it would stay costly."""
         return self.warmup_interval if self.optimizer.warming_up and not self._overdue else None
 
     @property
     def _overdue(self) -> bool:
-        """Whether the guard has kept P waiting for as long as the warm-up was to last."""
+        """Whether the guard has delayed P for longer than the warm-up itself."""
         waited = self.optimizer.steps - self.optimizer.warmup_steps
         return self.optimizer.warming_up and waited > max(self.optimizer.warmup_steps, _LONG_WAIT)
 
@@ -121,64 +121,33 @@ class Preconditioned(Rule):
         """Return the factors of all blocks that this process keeps."""
         return self.optimizer.factors()
 
-    def moved(self) -> list[Tensor]:
-        """Return the parameters that have a gradient."""
-        return self.optimizer.moved()
-
-    def before_step(self) -> None:
-        """Hold the optimizer's step back until P has been updated."""
-        self.optimizer.deferred = True
-
-    def break_off(self) -> None:
-        """Give the optimizer its step back."""
-        self.optimizer.deferred = False
+    def measuring(self) -> AbstractContextManager[None]:
+        """Hold the optimizer's step back: the proposal takes it once P has been updated."""
+        return self.optimizer.deferring()
 
     def propose(self, theta: Mapping[Tensor, Tensor]) -> Proposal:
         """Look ahead along the preconditioned gradient."""
-        self.optimizer.deferred = False
         return _PreconditionedProposal(self.optimizer)
 
-    def first_look(self, proposal: Proposal, probe: Probe) -> None:
+    def first_look(self, proposal: Proposal, slope: Slope) -> None:
         """Scale P so that the first look-ahead is a good one."""
         if self.warm_start is None:
             return
+        assert isinstance(proposal, _PreconditionedProposal)
         ahead = proposal.displacement()
-
-        def slope(factor: float) -> float:
-            displacement = [delta * factor for delta in ahead]
-            return self.agree(dot(probe(displacement), displacement))
-
-        turning_point = find_turning_point(slope, 1.0, _SEARCH_BOUNDS)
+        turning_point = find_turning_point(
+            lambda factor: slope([delta * factor for delta in ahead]), 1.0, _SEARCH_BOUNDS
+        )
         if turning_point is not None:
             self.optimizer.rescale(self.warm_start * turning_point)
-            assert isinstance(proposal, _PreconditionedProposal)
             proposal.forget()
 
-    def judge(self, loss: float, objective: float) -> None:
-        """Hand over once the warm-up is over and the look-ahead helps."""
+    def after(self, loss: float, objective: float) -> list[str]:
+        """Hand over once the warm-up has elapsed and the look-ahead helps; warn if that does not happen."""
         self._streak = self._streak + 1 if objective < loss else 0
         optimizer = self.optimizer
         if optimizer.warming_up and optimizer.warmup_elapsed and self._streak >= self.patience:
             optimizer.hand_over()
-
-    def coupled_weight_decay(self) -> list[float]:
-        """Return the L2 coefficient of each moved parameter (0 where decay is decoupled)."""
-        return [
-            0.0 if group["decoupled_weight_decay"] else float(group["weight_decay"])
-            for group in self.optimizer.param_groups
-            for p in group["params"]
-            if p.grad is not None
-        ]
-
-    def summary(self) -> dict[str, float]:
-        """Return mean, smallest and largest mean eigenvalue of the layers' blocks, relative to the start."""
-        values = list(self.optimizer.summary().values())
-        everywhere = torch.stack([value.to(values[0].device) for value in values]).float()
-        mean, low, high = torch.stack([everywhere.mean(), *everywhere.aminmax()]).tolist()
-        return {"P/mean": mean, "P/min": low, "P/max": high}
-
-    def warnings(self) -> list[str]:
-        """Tell if the guard does not let P take over."""
         if not self._overdue:
             return []
         return [
@@ -189,17 +158,17 @@ class Preconditioned(Rule):
 
     def detach(self) -> None:
         """Leave the preconditioner as it is: fixed from now on."""
-        self.optimizer.deferred = False
-        self.optimizer.guarded = False
+        self.optimizer.wait_for_hand_over(False)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the meta-optimizer and the guard's count; the factors are in the optimizer's own state."""
         return {"meta_optimizer": self.meta_optimizer.state_dict(), "streak": self._streak}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the meta-optimizer and the guard's count back."""
-        self.meta_optimizer.load_state_dict(state["meta_optimizer"])
-        self._streak = int(state["streak"])
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Restore the meta-optimizer and the guard's count."""
+        if state is not None:
+            self.meta_optimizer.load_state_dict(state["meta_optimizer"])
+            self._streak = int(state["streak"])
 
 
 def meta_adam(phi: list[Tensor], lr: float, betas: tuple[float, float] = (0.9, 0.999)) -> torch.optim.Adam:
@@ -217,6 +186,13 @@ class _PreconditionedProposal(Proposal):
     """The look-ahead -P g, and the step that was held back."""
 
     def __init__(self, optimizer: Preconditioner) -> None:
+        coefficients = {
+            p: 0.0 if group["decoupled_weight_decay"] else float(group["weight_decay"])
+            for group in optimizer.param_groups
+            for p in group["params"]
+        }
+        moved = optimizer.moved()
+        super().__init__(moved, [coefficients[p] for p in moved])
         self._optimizer = optimizer
         self._displacement: list[Tensor] | None = optimizer.displacement()
 
@@ -227,7 +203,7 @@ class _PreconditionedProposal(Proposal):
         return self._displacement
 
     def forget(self) -> None:
-        """Compute the displacement anew: P has changed."""
+        """Compute the displacement again when it is needed: P has changed."""
         self._displacement = None
 
     def pull_back(self, cotangent: Sequence[Tensor]) -> list[Tensor]:
@@ -237,3 +213,10 @@ class _PreconditionedProposal(Proposal):
     def take_step(self) -> None:
         """Move the weights with the new P, or by the warm-up optimizer while it lasts."""
         self._optimizer.take_step()
+
+    def summary(self) -> dict[str, float]:
+        """Return mean, smallest and largest mean eigenvalue of the layers' blocks, relative to the start."""
+        values = list(self._optimizer.summary().values())
+        everywhere = torch.stack([value.to(values[0].device) for value in values]).float()
+        mean, low, high = torch.stack([everywhere.mean(), *everywhere.aminmax()]).tolist()
+        return {"P/mean": mean, "P/min": low, "P/max": high}

@@ -7,20 +7,21 @@ The step of SGD with momentum is :math:`\Delta = -\eta\,(\mu b + g)` with the bu
     \frac{\partial Q}{\partial \log\eta} = \langle h, \Delta \rangle, \qquad
     \frac{\partial Q}{\partial \operatorname{logit}\mu} = -\eta\,\mu(1-\mu)\,\langle h, b \rangle .
 
-This rule is neither a rate nor a preconditioner: it shows all that a rule of one's own has to say.
+This rule is neither a rate nor a preconditioner: it is the pattern for a custom rule.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from apo.rules.base import MetaOptimizerFactory, Proposal, Rule
+from apo.rules.base import MetaOptimizerFactory, Proposal, Rule, moving_parameters
 from apo.rules.param_groups import ScheduledGroup, base_rate
 from apo.vectors import dot, wide
 
@@ -65,36 +66,29 @@ class RateAndMomentum(Rule):
         self._adopt_groups()
         factory = meta_optimizer or functools.partial(torch.optim.Adam, lr=0.05, betas=(0.0, 0.99))
         self.meta_optimizer = factory(self.phi())
-        self.buffers: dict[Tensor, Tensor] = {}
+        self._buffers: dict[Tensor, Tensor] = {}
 
     def phi(self) -> list[Tensor]:
         """Return log eta and logit mu."""
         return [self._log_rate, self._logit]
 
-    def before_step(self) -> None:
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
         """Keep the momentum buffers, which the step overwrites."""
         state = self.optimizer.state
-        self.buffers = {p: state[p]["momentum_buffer"].clone() for p in state if "momentum_buffer" in state[p]}
+        self._buffers = {p: state[p]["momentum_buffer"].clone() for p in state if "momentum_buffer" in state[p]}
+        yield
 
     def propose(self, theta: Mapping[Tensor, Tensor]) -> Proposal:
         """Look one step ahead."""
-        return _MomentumProposal(self, self.moved())
+        return _MomentumProposal(self.optimizer, self._log_rate, self._logit, self._buffers)
 
     def meta_update(self, gradients: Sequence[Tensor]) -> None:
         """Move phi and show it in the param groups."""
         super().meta_update(gradients)
         self._show()
 
-    def coupled_weight_decay(self) -> list[float]:
-        """Return the L2 coefficient of each moved parameter."""
-        groups = self.optimizer.param_groups
-        return [float(group["weight_decay"]) for group in groups for p in group["params"] if p.grad is not None]
-
-    def summary(self) -> dict[str, float]:
-        """Return the momentum coefficient."""
-        return {"momentum": float(torch.sigmoid(self._logit))}
-
-    def before_any_step(self) -> None:
+    def before_step(self) -> None:
         """Take in new param groups and what schedulers wrote."""
         self._adopt_groups()
         for group in self._groups():
@@ -104,13 +98,15 @@ class RateAndMomentum(Rule):
         """Return phi, the meta-optimizer and the schedule's factors."""
         return super().state_dict() | {"factors": [group.factor for group in self._groups()]}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take phi back; the optimizer's groups have been loaded and are plain again."""
-        super().load_state_dict(state)
-        self._adopt_groups(state["factors"])
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Restore phi; the optimizer's groups have been loaded and are plain again.
 
-    def adopt_optimizer_state(self) -> None:
-        """Take the rate and momentum of a loaded optimizer that knew nothing of apo as the learned ones."""
+        Rate and momentum of an optimizer that was saved without apo become the learned ones.
+        """
+        if state is not None:
+            super().load_state_dict(state)
+            self._adopt_groups(state["factors"])
+            return
         first = self.optimizer.param_groups[0]
         with torch.no_grad():
             self._log_rate.fill_(math.log(base_rate(first, self.optimizer)))
@@ -143,36 +139,45 @@ class RateAndMomentum(Rule):
 class _MomentumProposal(Proposal):
     """One step of SGD with momentum as a function of its rate and momentum."""
 
-    def __init__(self, rule: RateAndMomentum, parameters: list[Tensor]) -> None:
-        self._rule = rule
-        self._parameters = parameters
-        self._old = [wide(rule.buffers.get(p, torch.zeros_like(p))) for p in parameters]  # b
+    def __init__(
+        self, optimizer: torch.optim.SGD, log_rate: Tensor, logit: Tensor, old: Mapping[Tensor, Tensor]
+    ) -> None:
+        decay = {p: float(group["weight_decay"]) for group in optimizer.param_groups for p in group["params"]}
+        moving = moving_parameters(optimizer)
+        super().__init__(moving, [decay[p] for p in moving])
+        self._optimizer, self._log_rate, self._logit = optimizer, log_rate, logit
+        self._old = [wide(old.get(p, torch.zeros_like(p))) for p in moving]  # b
         mu, _ = self._momentum()
         # The step has left mu * b + g in the buffer; what the gradient (with its weight decay) added is g.
-        states = [rule.optimizer.state[p] for p in parameters]
+        states = [optimizer.state[p] for p in moving]
         self._gradients = [wide(s["momentum_buffer"]) - mu * b for s, b in zip(states, self._old, strict=True)]
 
     def displacement(self) -> list[Tensor]:
         """Return -eta (mu b + g)."""
-        eta = math.exp(float(self._rule.phi()[0]))
+        eta = math.exp(float(self._log_rate))
         return [-eta * buffer for buffer in self._buffers()]
 
     def pull_back(self, cotangent: Sequence[Tensor]) -> list[Tensor]:
         """Return the derivatives with respect to log eta and logit mu."""
-        eta, (_, slope) = math.exp(float(self._rule.phi()[0])), self._momentum()
+        eta, (_, slope) = math.exp(float(self._log_rate)), self._momentum()
         return [dot(cotangent, self.displacement()), -eta * slope * dot(cotangent, self._old)]
 
     @torch.no_grad()
     def take_step(self) -> None:
         """Move the weights and set the buffers, as SGD with the new coefficients would have."""
-        optimizer = self._rule.optimizer
+        optimizer = self._optimizer
         rates = {p: float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
-        for p, buffer in zip(self._parameters, self._buffers(), strict=True):
+        for p, buffer in zip(self.parameters, self._buffers(), strict=True):
             optimizer.state[p]["momentum_buffer"].copy_(buffer)
             p.copy_(wide(p) - rates[p] * buffer)
 
+    def summary(self) -> dict[str, float]:
+        """Return the momentum coefficient."""
+        return {"momentum": self._momentum()[0]}
+
     def _momentum(self) -> tuple[float, float]:
-        mu = float(torch.sigmoid(self._rule.phi()[1]))
+        """Return mu and its derivative by the logit."""
+        mu = float(torch.sigmoid(self._logit))
         return mu, mu * (1 - mu)
 
     def _buffers(self) -> list[Tensor]:

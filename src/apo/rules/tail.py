@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from apo.torch_internals import foreach_add_, foreach_div, foreach_div_, foreach_mul_, foreach_sqrt
 from apo.vectors import advance_, copies, scaled, wide
 
 __all__ = ["coupled_decay", "has_tail", "tail_displacement"]
@@ -45,7 +46,7 @@ def coupled_decay(optimizer: Optimizer, group: dict[str, Any]) -> float:
 
 
 def has_tail(optimizer: Optimizer) -> bool:
-    """Tell whether the tail of this optimizer is known in closed form."""
+    """Return whether the tail of this optimizer is known in closed form."""
     return _tail_class(type(optimizer)) is not None
 
 
@@ -111,9 +112,9 @@ def _adam(
     gradients: list[Tensor], states: list[State], group: dict[str, Any], fresh: Sequence[bool], factor: float
 ) -> list[Tensor]:
     second = [wide(s["max_exp_avg_sq"] if group.get("amsgrad") else s["exp_avg_sq"]) for s in states]
-    roots = list(torch._foreach_sqrt(second))  # pyright: ignore[reportPrivateImportUsage]
+    roots = list(foreach_sqrt(second))
     corrections = [_root_of_bias_correction(group["betas"][1], s["step"]) for s in states]
-    torch._foreach_div_(roots, corrections)  # pyright: ignore
+    foreach_div_(roots, corrections)
     return _divided(gradients, roots, group["eps"], factor)
 
 
@@ -133,7 +134,7 @@ def _rmsprop(
     second = [wide(s["square_avg"]) for s in states]
     if group["centered"]:
         second = [value - wide(s["grad_avg"]) ** 2 for value, s in zip(second, states, strict=True)]
-    roots = list(torch._foreach_sqrt(second))  # pyright: ignore[reportPrivateImportUsage]
+    roots = list(foreach_sqrt(second))
     return _divided(gradients, roots, group["eps"], factor / (1.0 - group["momentum"]))
 
 
@@ -146,9 +147,9 @@ def _adamax(
 def _divided(gradients: list[Tensor], divisors: list[Tensor], eps: float, factor: float) -> list[Tensor]:
     """Return ``factor * gradients / (divisors + eps)``; the divisors are used up."""
     if eps:
-        torch._foreach_add_(divisors, eps)  # pyright: ignore
-    result = list(torch._foreach_div(gradients, divisors))  # pyright: ignore
-    torch._foreach_mul_(result, factor)  # pyright: ignore
+        foreach_add_(divisors, eps)
+    result = list(foreach_div(gradients, divisors))
+    foreach_mul_(result, factor)
     return result
 
 

@@ -17,7 +17,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from apo.passes.capture import capture, recorded
+from apo.passes.graphs import capture, recorded
 from apo.passes.recording import tree_map
 from apo_experiments.methods.passes import EagerPass, Loss, TrainingPass
 

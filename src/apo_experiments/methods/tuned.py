@@ -27,7 +27,7 @@ OBJECTIVE: dict[str, Any] = {
     "fsd_weight": None,
     "wsd_weight": None,
     "fsd_batch": "previous",
-    "other_batch_share": None,  # a number, or "rising": the tuner knows how long the run is, see apo.core.horizon
+    "other_batch_share": None,  # a number, or "rising": the tuner knows how long the run is, see apo.core.objective
 }
 
 #: How many records of meta-steps a checkpoint carries along.

@@ -7,7 +7,7 @@ ReLU units, batches of 100, 100 epochs, judged by the training loss. The paper g
 the appendix repeats ResNet-34's RMSprop with a schedule as 93.97 where Table 4 has 93.87.
 
 APO runs with the library's defaults (tail look-ahead, over-relaxation 1.4) and knows how long the run is, so that the
-rate falls towards its end (:mod:`apo.core.horizon`); ``--set other_batch_share=none`` keeps it from it.
+rate falls towards its end (:mod:`apo.core.objective`); ``--set other_batch_share=none`` keeps it from it.
 ``--set preset=paper other_batch_share=none`` gives the paper's settings, with which a rate with momentum runs away.
 
 Fixed and initial rates and weight decay are starting points from the grids, not yet the best of a sweep.

@@ -12,7 +12,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from apo.passes.capture import capture, recorded
+from apo.passes.graphs import capture, recorded
 from apo.preconditioners.plan import Layer
 from apo.preconditioners.product.bundled import Bundled, Kept, raw_gradients
 from apo.preconditioners.product.direction import Direction, Groups
