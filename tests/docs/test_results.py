@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -37,3 +38,27 @@ def test_every_figure_is_shown_and_small():
     figures = sorted((DOCS / pages.ASSETS).glob("*"))
     assert {f"{pages.ASSETS}/{path.name}" for path in figures} == set(re.findall(rf"\(({pages.ASSETS}/[^)]+)\)", page))
     assert all(path.stat().st_size < 200_000 for path in figures)
+
+
+# Rows and columns of the README's table, as docs/results.json has them.
+README_COLUMNS = [("cifar10-resnet32-rate", "SGDm", 2), ("mnist-mlp", "SGDm", 4), ("mnist-mlp", "Adam", 4)]
+README_ROWS = {
+    "fixed rate": ("fixed", {}),
+    "step schedule": ("step", {}),
+    "`apo` with `total_steps`": ("APO", {}),
+    "`apo` without `total_steps`": ("APO", {"other_batch_share": None}),
+}
+
+
+def test_the_readme_shows_figures_of_the_records():
+    known = {
+        (row["row"], row["method"], str(row["settings"])): row for row in json.loads((DOCS / "results.json").read_text())
+    }
+    lines = (ROOT / "README.md").read_text().replace("**", "").splitlines()
+    for name, (method, settings) in README_ROWS.items():
+        (line,) = [line for line in lines if line.startswith(f"| {name} |")]
+        for cell, (recipe, base, digits) in zip(line.split("|")[2:-1], README_COLUMNS, strict=True):
+            row = known[recipe, f"{base}-{method}", str(settings)]
+            mean = f"{row['mean']:.{digits}f}"
+            expected = mean if row["spread"] is None else f"{mean} ± {row['spread']:.{digits}f}"
+            assert cell.strip() == expected, name
