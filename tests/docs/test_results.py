@@ -29,8 +29,14 @@ def test_every_committed_record_loads_is_small_and_names_no_folder():
 def test_page_and_json_are_made_of_the_records():
     found = pages.sections(RESULTS)
     page = (DOCS / "results.md").read_text()
-    assert pages.replaced(page, pages.markdown(found, RESULTS)) == page, "run `apo publish`"
+    assert pages.updated(page, found, RESULTS) == page, "run `apo publish`"
     assert (DOCS / "results.json").read_text() == pages.results_json(found), "run `apo publish`"
+
+
+def test_the_summary_comes_first_and_names_every_recipe():
+    before, summary, _ = re.split("<!-- summary:[^>]*>", (DOCS / "results.md").read_text())
+    assert len(before.splitlines()) < 5 and len(summary.splitlines()) < 35
+    assert not [name for name in RECIPES if f"`{name}`" not in summary]
 
 
 def test_every_figure_is_shown_and_small():
@@ -52,7 +58,8 @@ README_ROWS = {
 
 def test_the_readme_shows_figures_of_the_records():
     known = {
-        (row["row"], row["method"], str(row["settings"])): row for row in json.loads((DOCS / "results.json").read_text())
+        (row["row"], row["method"], str(row["settings"])): row
+        for row in json.loads((DOCS / "results.json").read_text())
     }
     lines = (ROOT / "README.md").read_text().replace("**", "").splitlines()
     for name, (method, settings) in README_ROWS.items():
