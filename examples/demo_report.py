@@ -71,7 +71,7 @@ def report(runs: list[Run]) -> str:
     lines = [f"Digits: 64-100-100-10 network, {epochs} epochs, batches of 32, {_count(seeds)}.", ""]
     for optimizer in OPTIMIZERS:
         lines += [*_table(runs, optimizer), ""]
-    lines += ["APO's rows are alike because its warm start finds the same rate on the first batch, from wherever.", ""]
+    lines += ["APO's rows are identical: its warm start finds the same rate on the first batch from every start.", ""]
     for summary in summaries(runs, PRECONDITIONED, tuned=True):
         lines += [
             "APO-Precond, apo.Preconditioned(apo.Kronecker(model, lr=1.0), warm_start=0.5):",
