@@ -1,4 +1,4 @@
-"""A rule of one's own: learn how much slower the lower layers should learn than the upper ones.
+"""A custom rule: learn how much slower the lower layers should learn than the upper ones.
 
 Fine-tuning recipes give layer i of n the rate eta * gamma ** (n - 1 - i) and leave eta and gamma to a search. Here both
 are learned. The tutorial docs/custom-rule.md explains it line by line.

@@ -1,4 +1,4 @@
-"""What the demo tells: the tables, and whether its claims held."""
+"""What the demo prints: the tables, and whether its claims held."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loop of one's own around `apo.APO`: the tuner runs forward, backward, step and meta-step.
+"""An explicit loop with `apo.APO`: the tuner runs forward, backward, step and meta-step.
 
 python examples/explicit.py
 """
