@@ -90,13 +90,13 @@ def attached() -> Callable[[], None]:
 def explicit() -> Callable[[], None]:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    tuner = apo.APO(model, optimizer, nn.functional.cross_entropy)
+    tuner = apo.APO(optimizer, model, nn.functional.cross_entropy)
     return lambda: tuner.step(torch.randn(16, 8), torch.randint(3, (16,)))
 
 
 def kronecker() -> Callable[[], None]:
     model = network()
-    tuner = apo.APO(model, apo.Kronecker(model, lr=0.1), nn.functional.cross_entropy)
+    tuner = apo.APO(apo.Kronecker(model, lr=0.1), model, nn.functional.cross_entropy)
     return lambda: tuner.step(torch.randn(16, 8), torch.randint(3, (16,)))
 
 

@@ -1,4 +1,4 @@
-"""A rule of one's own: learn how much slower the lower layers should learn than the upper ones.
+"""A custom rule: learn how much slower the lower layers should learn than the upper ones.
 
 Fine-tuning recipes give layer i of n the rate eta * gamma ** (n - 1 - i) and leave eta and gamma to a search. Here both
 are learned. The tutorial docs/custom-rule.md explains it line by line.
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import apo
+from apo.rules import moving_parameters
 
 
 class LayerwiseRate(apo.Rule):
@@ -37,25 +39,23 @@ class LayerwiseRate(apo.Rule):
         count = len(self.optimizer.param_groups)
         return [math.exp(float(self._log_eta + (count - 1 - i) * self._log_gamma)) for i in range(count)]
 
-    def before_step(self) -> None:
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
         for group in self.optimizer.param_groups:
             group["lr"] = 1.0  # the step of this iteration is only measured; see propose
-
-    def break_off(self) -> None:
-        self._show()
+        try:
+            yield
+        finally:
+            self._show()
 
     def propose(self, theta: Mapping[Tensor, Tensor]) -> apo.Proposal:
-        self._show()
         return LayerwiseProposal(self, theta)
 
     def meta_update(self, gradients: Sequence[Tensor]) -> None:
         super().meta_update(gradients)
         self._show()
 
-    def summary(self) -> dict[str, float]:
-        return {"gamma": math.exp(float(self._log_gamma))}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         super().load_state_dict(state)
         self._show()
 
@@ -68,8 +68,8 @@ class LayerwiseProposal(apo.Proposal):
     """One step of the optimizer as a function of log eta and log gamma."""
 
     def __init__(self, rule: LayerwiseRate, theta: Mapping[Tensor, Tensor]) -> None:
+        super().__init__(moving_parameters(rule.optimizer))
         self.rule = rule
-        self.parameters = rule.moved()
         self.steps = [(p - theta[p]).detach() for p in self.parameters]  # per unit of the rate
         groups = rule.optimizer.param_groups
         layer_of = {p: i for i, group in enumerate(groups) for p in group["params"]}
@@ -89,6 +89,9 @@ class LayerwiseProposal(apo.Proposal):
         for p, d in zip(self.parameters, self.displacement(), strict=True):
             p.add_(d)
 
+    def summary(self) -> dict[str, float]:
+        return {"gamma": math.exp(float(self.rule.phi()[1]))}
+
 
 def main(epochs: int = 20) -> float:
     torch.manual_seed(0)
@@ -97,7 +100,7 @@ def main(epochs: int = 20) -> float:
     model = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 10))
     layers = [{"params": layer.parameters()} for layer in model if isinstance(layer, nn.Linear)]
     rule = LayerwiseRate(torch.optim.RMSprop(layers, lr=1e-3))
-    tuner = apo.APO(model, rule, loss=nn.functional.cross_entropy)
+    tuner = apo.APO(rule, model, criterion=nn.functional.cross_entropy)
     train, test = torch.randperm(len(inputs)).split(1350)
     for _ in range(epochs):
         for batch in train[torch.randperm(len(train))].split(32):

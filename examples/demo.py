@@ -5,7 +5,7 @@ as it is, and as the place where APO starts, with its defaults. APO-Precond lear
 
     python examples/demo.py            # table, figure in demo-output/demo.png, under two minutes on two cores
     python examples/demo.py --quick    # a few rates and epochs, to see that it runs
-    python examples/demo.py --readme   # also put table and figure into the README
+    python examples/demo.py --docs     # also update docs/demo.md and its figure
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from demo_figure import draw
-from demo_report import report, write_readme
+from demo_report import report, write_page
 from demo_training import Job, Run, jobs, train
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,7 +47,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=2, help="runs to average over")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--out", type=Path, default=ROOT / "demo-output", help="folder for the figure")
-    parser.add_argument("--readme", action="store_true", help="put table and figure into the README and docs/assets")
+    parser.add_argument("--docs", action="store_true", help="update docs/demo.md and its figure")
     return parser.parse_args(argv)
 
 
@@ -62,8 +62,8 @@ def main(argv: list[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     figure = options.out / "demo.png"
     draw(runs, figure)
-    if options.readme:
-        write_readme(ROOT / "README.md", text)
+    if options.docs:
+        write_page(ROOT / "docs" / "demo.md", text)
         draw(runs, ROOT / "docs" / "assets" / "demo.png")
     print(f"\n{time.perf_counter() - start:.0f} s. The figure is {os.path.relpath(figure)}")
     return 0

@@ -1,4 +1,4 @@
-"""What the demo tells: the tables, and whether its claims held."""
+"""What the demo prints: the tables, and whether its claims held."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from demo_training import OPTIMIZERS, PRECONDITIONED, Run
 
 MARGIN = 2.0  # points of test accuracy within which a rate counts as good
-README_BEGIN, README_END = "<!-- demo:begin (written by examples/demo.py --readme) -->", "<!-- demo:end -->"
+PAGE_BEGIN, PAGE_END = "<!-- demo:begin (written by examples/demo.py --docs) -->", "<!-- demo:end -->"
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def report(runs: list[Run]) -> str:
     lines = [f"Digits: 64-100-100-10 network, {epochs} epochs, batches of 32, {_count(seeds)}.", ""]
     for optimizer in OPTIMIZERS:
         lines += [*_table(runs, optimizer), ""]
-    lines += ["APO's rows are alike because its warm start finds the same rate on the first batch, from wherever.", ""]
+    lines += ["APO's rows are identical: its warm start finds the same rate on the first batch from every start.", ""]
     for summary in summaries(runs, PRECONDITIONED, tuned=True):
         lines += [
             "APO-Precond, apo.Preconditioned(apo.Kronecker(model, lr=1.0), warm_start=0.5):",
@@ -132,8 +132,8 @@ def _held(claim: bool) -> str:
     return "HELD" if claim else "DID NOT HOLD"
 
 
-def write_readme(readme: Path, text: str) -> None:
-    """Replace what stands between the two marks in the README."""
-    before, rest = readme.read_text().split(README_BEGIN)
-    _, after = rest.split(README_END)
-    readme.write_text(f"{before}{README_BEGIN}\n```text\n{text}\n```\n{README_END}{after}")
+def write_page(page: Path, text: str) -> None:
+    """Replace the text between the two marks of a page."""
+    before, rest = page.read_text().split(PAGE_BEGIN)
+    _, after = rest.split(PAGE_END)
+    page.write_text(f"{before}{PAGE_BEGIN}\n```text\n{text}\n```\n{PAGE_END}{after}")

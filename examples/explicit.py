@@ -1,4 +1,4 @@
-"""A loop of one's own around `apo.APO`: the tuner runs forward, backward, step and meta-step.
+"""An explicit loop with `apo.APO`: the tuner runs forward, backward, step and meta-step.
 
 python examples/explicit.py
 """
@@ -25,7 +25,7 @@ def main(epochs: int = 20) -> float:
 
     model = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    tuner = apo.APO(model, apo.LearningRate(optimizer), loss=F.cross_entropy, fsd_weight=0.3, interval=10)
+    tuner = apo.APO(apo.LearningRate(optimizer), model, criterion=F.cross_entropy, fsd_weight=0.3, interval=10)
     tuner.on_meta_step(report)
 
     for _ in range(epochs):

@@ -61,7 +61,7 @@ class LearnedRate(Contender):
 
     def __init__(self, model: nn.Module, interval: int, cuda_graph: bool = False) -> None:
         super().__init__(model, interval)
-        self.tuner = apo.APO(model, sgd(model), loss=F.cross_entropy, interval=interval, cuda_graph=cuda_graph)
+        self.tuner = apo.APO(sgd(model), model, criterion=F.cross_entropy, interval=interval, cuda_graph=cuda_graph)
 
     def step(self, inputs: Tensor, target: Tensor) -> None:
         self.tuner.step(inputs, target)
@@ -94,7 +94,7 @@ class KroneckerRule(Contender):
     def __init__(self, model: nn.Module, interval: int, cuda_graph: bool = False, **options: Any) -> None:
         super().__init__(model, interval)
         optimizer = apo.Kronecker(model, lr=LEARNING_RATE, **options)
-        self.tuner = apo.APO(model, optimizer, loss=F.cross_entropy, interval=interval, cuda_graph=cuda_graph)
+        self.tuner = apo.APO(optimizer, model, criterion=F.cross_entropy, interval=interval, cuda_graph=cuda_graph)
 
     def step(self, inputs: Tensor, target: Tensor) -> None:
         self.tuner.step(inputs, target)

@@ -76,7 +76,6 @@ def _recipes() -> str:
 
 
 INSERTS: dict[str, Callable[[], str]] = {
-    "demo": lambda: _between("README.md", "demo:begin", "demo:end"),
     "overhead": lambda: _between("benchmarks/README.md", "overhead cpu: begin", "overhead cpu: end"),
     "overhead-cuda": lambda: _between("benchmarks/README.md", "overhead cuda: begin", "overhead cuda: end"),
     "recipes": _recipes,

@@ -16,18 +16,8 @@ from torch import Tensor, nn
 from apo.distributed import is_sharded, summed_over_shards
 from apo.torch_internals import foreach_add_, foreach_copy_, foreach_mul, foreach_norm, foreach_sub
 
-__all__ = [
-    "advance_",
-    "any_sharded",
-    "assign_",
-    "copies",
-    "differences",
-    "dot",
-    "local_parts",
-    "norm",
-    "scaled",
-    "wide",
-]
+__all__ = ["advance_", "any_sharded", "assign_", "copies", "differences", "dot", "local_parts", "norm"]
+__all__ += ["scaled", "wide"]
 
 Vector = Sequence[Tensor]
 

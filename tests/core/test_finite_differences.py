@@ -66,7 +66,7 @@ def objective_after(tuner, changes, batch):
 def test_meta_gradient_is_the_central_difference_of_the_recorded_objective(name):
     model, batches = networks.build(NETWORK), networks.batches(NETWORK, 4)
     rule = RULES[name](model)
-    tuner = apo.APO(model, rule, loss=F.cross_entropy, fsd_weight=0.4, wsd_weight=0.1, interval=3)
+    tuner = apo.APO(rule, model, criterion=F.cross_entropy, fsd_weight=0.4, wsd_weight=0.1, interval=3)
     for x, y in batches[:3]:
         tuner.step(x, y)
     torch.manual_seed(7)

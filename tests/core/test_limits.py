@@ -49,7 +49,7 @@ def train_bare(model, optimizer, batches):
 
 def train_with_apo(model, optimizer, batches, interval, look_ahead="tail"):
     rule = apo.LearningRate(optimizer, warm_start=False, meta_optimizer=frozen, look_ahead=look_ahead)
-    tuner = apo.APO(model, rule, loss=F.cross_entropy, interval=interval)
+    tuner = apo.APO(rule, model, criterion=F.cross_entropy, interval=interval)
     torch.manual_seed(3)
     for x, y in batches:
         tuner.step(x, y)
@@ -85,7 +85,7 @@ def test_one_meta_step_leaves_the_state_of_the_base_optimizer_bit_identical(case
     twin, bare, _ = start(case, dtype)
     # interval 3: steps 0 and 3 are meta-steps. Before each, the twin is put where the model is.
     rule = apo.LearningRate(optimizer, warm_start=False, meta_optimizer=frozen, look_ahead=look_ahead)
-    tuner = apo.APO(model, rule, loss=F.cross_entropy, interval=3)
+    tuner = apo.APO(rule, model, criterion=F.cross_entropy, interval=3)
     bare.param_groups[0]["lr"] = rule.rates()[0]  # exp(log(0.01)), which need not be 0.01 to the last digit
     for index, batch in enumerate(batches[:4]):
         twin.load_state_dict(model.state_dict())
@@ -113,7 +113,7 @@ def test_off_meta_steps_nothing_differs_from_the_base_optimizer(case):
     model, optimizer, batches = start(case, torch.float32)
     twin, bare, _ = start(case, torch.float32)
     rule = apo.LearningRate(optimizer, warm_start=False)
-    tuner = apo.APO(model, rule, loss=F.cross_entropy, interval=100)
+    tuner = apo.APO(rule, model, criterion=F.cross_entropy, interval=100)
     tuner.steps = 1  # so that none of the steps is a meta-step
     torch.manual_seed(3)
     for x, y in batches:
@@ -129,7 +129,9 @@ def test_with_its_matrices_frozen_a_preconditioner_runs_bit_for_bit_as_without_a
     models = [networks.build("norm-and-dropout", torch.float32) for _ in range(2)]
     optimizer, bare = (structure(model, lr=0.05, momentum=0.5, weight_decay=0.1) for model in models)
     batches = networks.batches("norm-and-dropout", 5, dtype=torch.float32)
-    tuner = apo.APO(models[0], apo.Preconditioned(optimizer, meta_optimizer=frozen), loss=F.cross_entropy, interval=1)
+    tuner = apo.APO(
+        apo.Preconditioned(optimizer, meta_optimizer=frozen), models[0], criterion=F.cross_entropy, interval=1
+    )
     torch.manual_seed(3)
     for x, y in batches:
         tuner.step(x, y)
@@ -141,7 +143,9 @@ def test_with_phi_frozen_rate_and_momentum_run_as_sgd_to_rounding():
     models = [networks.build("norm-and-dropout") for _ in range(2)]
     optimizer, bare = (torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.8, weight_decay=0.1) for m in models)
     batches = networks.batches("norm-and-dropout", 5)
-    tuner = apo.APO(models[0], apo.RateAndMomentum(optimizer, meta_optimizer=frozen), loss=F.cross_entropy, interval=1)
+    tuner = apo.APO(
+        apo.RateAndMomentum(optimizer, meta_optimizer=frozen), models[0], criterion=F.cross_entropy, interval=1
+    )
     torch.manual_seed(3)
     for x, y in batches:
         tuner.step(x, y)
@@ -155,7 +159,7 @@ def test_with_phi_frozen_rate_and_momentum_run_as_sgd_to_rounding():
 def learned_rate(steps=40, **options):
     model, batches = networks.build("norm-and-dropout"), networks.batches("norm-and-dropout", 4)
     rule = apo.LearningRate(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), warm_start=False)
-    tuner = apo.APO(model, rule, loss=F.cross_entropy, interval=1, **options)
+    tuner = apo.APO(rule, model, criterion=F.cross_entropy, interval=1, **options)
     for index in range(steps):
         tuner.step(*batches[index % 4])
     return rule.rates()[0], tuner
@@ -186,7 +190,7 @@ def test_a_look_ahead_that_goes_nowhere_has_the_objective_of_theta_itself(share)
     model = networks.build("norm-and-dropout")
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-14, weight_decay=0.3)
     rule = apo.LearningRate(optimizer, warm_start=False, meta_optimizer=frozen, bounds=(1e-15, 1.0))
-    tuner = apo.APO(model, rule, loss=F.cross_entropy, interval=1, other_batch_share=share)
+    tuner = apo.APO(rule, model, criterion=F.cross_entropy, interval=1, other_batch_share=share)
     for x, y in networks.batches("norm-and-dropout", 3):
         tuner.step(x, y)
     for record in tuner.history:
@@ -199,7 +203,7 @@ def test_weight_decay_does_not_keep_a_warm_up_from_handing_over():
         model.weight.fill_(10.0)  # its decay is a large part of the loss
     warmup = torch.optim.SGD(model.parameters(), lr=1e-6)
     optimizer = apo.Kronecker(model, lr=1e-4, weight_decay=0.1, warmup=warmup, warmup_steps=2)
-    tuner = apo.APO(model, apo.Preconditioned(optimizer, patience=2), loss=F.cross_entropy, interval=1)
+    tuner = apo.APO(apo.Preconditioned(optimizer, patience=2), model, criterion=F.cross_entropy, interval=1)
     for _ in range(6):
         tuner.step(torch.randn(8, 4, dtype=torch.float64), torch.randint(3, (8,)))
     assert not optimizer.warming_up

@@ -16,7 +16,7 @@ def start(door, rule, **options):
     model, criterion = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), nn.CrossEntropyLoss()
     settings = {"interval": 1, "history_limit": 5} | options
     if door == "explicit":
-        tuner = apo.APO(model, rule(model), loss=criterion, **settings)
+        tuner = apo.APO(rule(model), model, criterion=criterion, **settings)
         return tuner, tuner.step
 
     tuner = apo.attach(rule(model), model, criterion, **settings)
@@ -128,7 +128,7 @@ def test_the_history_keeps_no_more_than_its_limit():
 def test_a_detached_tuner_can_be_collected():
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    tuner = apo.APO(model, optimizer, loss=F.cross_entropy, interval=1)
+    tuner = apo.APO(optimizer, model, criterion=F.cross_entropy, interval=1)
     tuner.step(torch.randn(4, 3), torch.randint(2, (4,)))
     tuner.detach()
     reference = weakref.ref(tuner)

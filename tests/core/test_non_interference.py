@@ -73,7 +73,7 @@ def assert_same(found, expected):
 
 
 def explicit(model, criterion, rule, **options):
-    tuner = apo.APO(model, rule, loss=criterion, **options)
+    tuner = apo.APO(rule, model, criterion=criterion, **options)
     return tuner, lambda x, y: tuner.step(x, y)
 
 
@@ -142,7 +142,7 @@ def test_a_meta_step_leaves_behind_what_an_ordinary_step_does_bit_for_bit(rule, 
 def test_buffers_stay_the_same_objects():
     model = networks.build("norm-and-dropout", torch.float32)
     before = dict(model.named_buffers())
-    tuner = apo.APO(model, torch.optim.SGD(model.parameters(), lr=0.05), loss=F.cross_entropy, interval=1)
+    tuner = apo.APO(torch.optim.SGD(model.parameters(), lr=0.05), model, criterion=F.cross_entropy, interval=1)
     for x, y in networks.batches("norm-and-dropout", 3, dtype=torch.float32):
         tuner.step(x, y)
     assert all(buffer is before[name] for name, buffer in model.named_buffers())
@@ -150,7 +150,7 @@ def test_buffers_stay_the_same_objects():
 
 def test_gradients_stay_the_same_objects():
     model = networks.build("norm-and-dropout", torch.float32)
-    tuner = apo.APO(model, torch.optim.SGD(model.parameters(), lr=0.05), loss=F.cross_entropy, interval=1)
+    tuner = apo.APO(torch.optim.SGD(model.parameters(), lr=0.05), model, criterion=F.cross_entropy, interval=1)
     (x, y), *_ = networks.batches("norm-and-dropout", 1, dtype=torch.float32)
     tuner.backward(x, y)
     before = [p.grad for p in model.parameters()]
@@ -165,7 +165,7 @@ def test_the_look_ahead_runs_in_the_mode_of_training(mode):
     model = networks.build("norm-and-dropout", torch.float32).train(mode)
     seen = []
     model[3].register_forward_hook(lambda module, args, output: seen.append(module.training))
-    tuner = apo.APO(model, torch.optim.SGD(model.parameters(), lr=0.05), loss=F.cross_entropy, interval=1)
+    tuner = apo.APO(torch.optim.SGD(model.parameters(), lr=0.05), model, criterion=F.cross_entropy, interval=1)
     tuner.step(*networks.batches("norm-and-dropout", 1, dtype=torch.float32)[0])
     assert len(seen) >= 4
     assert set(seen) == {mode}
@@ -177,7 +177,7 @@ def test_parameters_outside_the_optimizer_never_move_and_get_no_gradient_from_me
     outside = [p for layer in model[:4] for p in layer.parameters()]
     inside = [p for layer in model[4:] for p in layer.parameters()]
     before = [p.detach().clone() for p in outside]
-    tuner = apo.APO(model, torch.optim.Adam(inside, lr=0.01), loss=F.cross_entropy, interval=1)
+    tuner = apo.APO(torch.optim.Adam(inside, lr=0.01), model, criterion=F.cross_entropy, interval=1)
     for x, y in networks.batches("convolutions", 3, dtype=torch.float32):
         for p in outside:
             p.grad = None
@@ -195,7 +195,7 @@ def test_parameters_without_gradient_stay_where_they_are_and_without_gradient():
     idle = [*model.unused.parameters(), *model.frozen.parameters()]
     before = [p.detach().clone() for p in idle]
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.5)
-    tuner = apo.APO(model, optimizer, loss=F.cross_entropy, interval=1)
+    tuner = apo.APO(optimizer, model, criterion=F.cross_entropy, interval=1)
     for x, y in networks.batches("norm-and-dropout", 3, dtype=torch.float32):
         tuner.step(x, y)
     assert all(torch.equal(p, value) and p.grad is None for p, value in zip(idle, before, strict=True))
@@ -207,7 +207,7 @@ def test_a_gradient_of_zeros_at_theta_may_be_missing_at_the_look_ahead(dtype):
     model = Treacherous().to(dtype)
     for p in model.unused.parameters():
         p.grad = torch.zeros_like(p)  # what zero_grad(set_to_none=False) leaves
-    tuner = apo.APO(model, torch.optim.SGD(model.parameters(), lr=0.01), loss=F.cross_entropy, interval=1)
+    tuner = apo.APO(torch.optim.SGD(model.parameters(), lr=0.01), model, criterion=F.cross_entropy, interval=1)
     tuner.backward(*networks.batches("norm-and-dropout", 1, dtype=dtype)[0])
     tuner.step()
     assert tuner.history[0].updated
@@ -220,7 +220,7 @@ def test_memory_and_randomness_of_the_user_are_untouched_by_the_warm_start():
     for warm_start in (True, False):
         twin = copy.deepcopy(model)
         rule = apo.LearningRate(torch.optim.SGD(twin.parameters(), lr=1e-4), warm_start=warm_start)
-        tuner = apo.APO(twin, rule, loss=F.cross_entropy)
+        tuner = apo.APO(rule, twin, criterion=F.cross_entropy)
         torch.manual_seed(5)
         tuner.step(*batch)
         states.append(snapshot(twin))

@@ -45,7 +45,7 @@ every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def start(rule=rate_rule, criterion=F.cross_entropy, **options):
     model = networks.build("norm-and-dropout", torch.float32)
     common = {"interval": 1, "discrepancy": apo.CategoricalKL()}
-    return apo.APO(model, rule(model), loss=criterion, **(common | options))
+    return apo.APO(rule(model), model, criterion=criterion, **(common | options))
 
 
 def batches(count=3):
@@ -140,7 +140,7 @@ class Fragile(nn.Module):
 @pytest.mark.parametrize("at", [2, 3, 4], ids=["old outputs", "loss at the look-ahead", "fsd at the look-ahead"])
 def test_an_interrupted_look_ahead_leaves_theta_the_rate_buffers_and_gradients(rule, at):
     model = Fragile(networks.build("norm-and-dropout", torch.float32), at)
-    tuner = apo.APO(model, rule(model), loss=F.cross_entropy, interval=1)
+    tuner = apo.APO(rule(model), model, criterion=F.cross_entropy, interval=1)
     before, rates = weights(tuner), tuner.rule.rates()
     tuner.backward(*batches()[0])
     gradients = [p.grad.clone() for p in model.parameters()]

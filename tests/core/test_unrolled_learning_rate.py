@@ -57,7 +57,7 @@ def compare(network, name, update, options, *, loss=F.cross_entropy, steps=5, de
     model = networks.build(network)
     optimizer = getattr(torch.optim, name)(model.parameters(), lr=RATE, weight_decay=decay, **options)
     settings = {"fsd_weight": 0.3, "wsd_weight": 0.2, "interval": steps - 1}
-    tuner = apo.APO(model, rule_for(optimizer), loss=loss, **(settings | tuner_options))
+    tuner = apo.APO(rule_for(optimizer), model, criterion=loss, **(settings | tuner_options))
     return unrolled_twin.run(
         tuner,
         networks.batches(network, steps),
@@ -86,7 +86,7 @@ def test_first_step_without_any_state_agrees_too(case):
     model = networks.build("norm-and-dropout")
     name, update, options = OPTIMIZERS[case]
     optimizer = getattr(torch.optim, name)(model.parameters(), lr=RATE, weight_decay=0.1, **options)
-    tuner = apo.APO(model, rule_for(optimizer), loss=F.cross_entropy, interval=1)
+    tuner = apo.APO(rule_for(optimizer), model, criterion=F.cross_entropy, interval=1)
     unrolled_twin.run(
         tuner,
         networks.batches("norm-and-dropout", 1),
@@ -128,9 +128,9 @@ def test_every_mixture_of_the_terms_agrees(weights):
 def test_fsd_on_the_training_batch_itself_agrees():
     model, batches = networks.build("norm-and-dropout"), networks.batches("norm-and-dropout", 3)
     tuner = apo.APO(
-        model,
         rule_for(torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)),
-        loss=F.cross_entropy,
+        model,
+        criterion=F.cross_entropy,
         fsd_batch="same",
         interval=2,
     )
@@ -147,9 +147,9 @@ def test_fsd_on_the_training_batch_itself_agrees():
 def test_fsd_on_a_stream_of_batches_agrees():
     model, batches = networks.build("embeddings"), networks.batches("embeddings", 5)
     tuner = apo.APO(
-        model,
         rule_for(torch.optim.Adam(model.parameters(), lr=RATE)),
-        loss=F.cross_entropy,
+        model,
+        criterion=F.cross_entropy,
         fsd_batch=batches[3:],
         interval=2,
     )
@@ -169,7 +169,7 @@ def test_one_rate_per_group_gives_one_derivative_per_group():
     owner = {
         name: 0 if name.startswith("0.") else 2 if name.startswith("6.") else 1 for name, _ in model.named_parameters()
     }
-    tuner = apo.APO(model, rule_for(optimizer, per_group=True), loss=F.cross_entropy, wsd_weight=0.1, interval=3)
+    tuner = apo.APO(rule_for(optimizer, per_group=True), model, criterion=F.cross_entropy, wsd_weight=0.1, interval=3)
 
     def build(model, optimizer, gradient):
         state = {name: dict(optimizer.state[p]) for name, p in model.named_parameters()}
@@ -204,7 +204,7 @@ def test_groups_in_a_fixed_ratio_share_one_derivative():
     parameters = list(model.parameters())
     optimizer = torch.optim.Adam([{"params": parameters[:2], "lr": 0.04}, {"params": parameters[2:]}], lr=0.01)
     first = {"0.weight", "1.weight"}
-    tuner = apo.APO(model, rule_for(optimizer), loss=F.cross_entropy, interval=3)
+    tuner = apo.APO(rule_for(optimizer), model, criterion=F.cross_entropy, interval=3)
 
     def build(model, optimizer, gradient):
         state = {name: dict(optimizer.state[p]) for name, p in model.named_parameters()}
@@ -223,7 +223,11 @@ def test_accumulated_micro_batches_are_one_loss():
     model = networks.build("embeddings").eval()  # without dropout: the reference draws one stream for the whole batch
     (x, y), (x2, y2), (old_x, old_y) = networks.batches("embeddings", 3)
     tuner = apo.APO(
-        model, rule_for(torch.optim.SGD(model.parameters(), lr=RATE)), loss=F.cross_entropy, interval=1, wsd_weight=0.1
+        rule_for(torch.optim.SGD(model.parameters(), lr=RATE)),
+        model,
+        criterion=F.cross_entropy,
+        interval=1,
+        wsd_weight=0.1,
     )
     tuner.step(old_x, old_y)
     theta = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -273,7 +277,7 @@ def test_the_other_front_door_finds_the_same_meta_gradient():
 def test_both_passes_of_the_fsd_term_share_their_dropout_masks_whatever_was_drawn_before_the_step():
     model = networks.build("norm-and-dropout")
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-13)  # theta' is theta, all but
-    tuner = apo.APO(model, rule_for(optimizer, bounds=(1e-20, 1.0)), loss=F.cross_entropy, interval=1)
+    tuner = apo.APO(rule_for(optimizer, bounds=(1e-20, 1.0)), model, criterion=F.cross_entropy, interval=1)
     for x, y in networks.batches("norm-and-dropout", 3):
         optimizer.zero_grad()
         tuner.backward(x, y)
@@ -287,7 +291,7 @@ def meta_step_with_share(share, batches):
     model = networks.build("norm-and-dropout")
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9, weight_decay=0.1)
     tuner = apo.APO(
-        model, rule_for(optimizer), loss=F.cross_entropy, fsd_weight=0.3, wsd_weight=0.2, interval=4,
+        rule_for(optimizer), model, criterion=F.cross_entropy, fsd_weight=0.3, wsd_weight=0.2, interval=4,
         other_batch_share=share,
     )  # fmt: skip
     update = make_update(updates.sgd, {"momentum": 0.9, "weight_decay": 0.1})

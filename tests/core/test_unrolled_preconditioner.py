@@ -54,7 +54,7 @@ def test_meta_gradient_and_terms_are_those_of_the_unrolled_graph(structure, netw
     for layer in optimizer.layers:
         randomised(layer.block)
     rule = apo.Preconditioned(optimizer, meta_optimizer=Scripted)
-    tuner = apo.APO(model, rule, loss=F.cross_entropy, fsd_weight=0.3, wsd_weight=0.2, interval=3)
+    tuner = apo.APO(rule, model, criterion=F.cross_entropy, fsd_weight=0.3, wsd_weight=0.2, interval=3)
     pair = unrolled_twin.run(
         tuner, networks.batches(network, 4), named_factors(optimizer), make_update(decay), weight_decay=decay
     )
@@ -67,7 +67,7 @@ def test_meta_gradient_during_a_warm_up_is_that_of_the_preconditioner_not_of_the
     warmup = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     optimizer = apo.Kronecker(model, lr=0.05, warmup=warmup, warmup_steps=100)
     rule = apo.Preconditioned(optimizer, meta_optimizer=Scripted)
-    tuner = apo.APO(model, rule, loss=F.cross_entropy, interval=3)
+    tuner = apo.APO(rule, model, criterion=F.cross_entropy, interval=3)
     phi = named_factors(optimizer)
     unrolled_twin.run(tuner, networks.batches("norm-and-dropout", 4), phi, make_update(0.0)).assert_equal()
     assert optimizer.warming_up
@@ -78,7 +78,7 @@ def test_meta_gradient_of_rate_and_momentum_is_that_of_the_unrolled_graph(decay)
     model = networks.build("norm-and-dropout")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.8, weight_decay=decay)
     rule = apo.RateAndMomentum(optimizer, meta_optimizer=Scripted)
-    tuner = apo.APO(model, rule, loss=F.cross_entropy, interval=3)
+    tuner = apo.APO(rule, model, criterion=F.cross_entropy, interval=3)
 
     def build(model, optimizer, gradient):
         buffers = {name: optimizer.state[p]["momentum_buffer"] for name, p in model.named_parameters()}

@@ -67,7 +67,7 @@ def _scaled_training(wrapper: str, door: str, overflow_on: int) -> tuple[list[in
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000)
     optimizer, criterion = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9), nn.MSELoss()
     rank = dist.get_rank()
-    explicit = apo.APO(model, optimizer, loss=F.mse_loss, scaler=scaler) if door == "explicit" else None
+    explicit = apo.APO(optimizer, model, criterion=F.mse_loss, scaler=scaler) if door == "explicit" else None
     tuner = explicit or apo.attach(optimizer, model, criterion, scaler=scaler)
     skipped = []
     for step in range(40):
@@ -125,7 +125,7 @@ def _unused_parameters(static: bool) -> tuple[list, bool, list]:
     model: nn.Module = network() if static else _PartlyUsed()
     options = {"static_graph": True} if static else {"find_unused_parameters": True}
     wrapped = wrap(model, "ddp", **options)
-    tuner = apo.APO(wrapped, rate(wrapped), loss=F.mse_loss, interval=3)
+    tuner = apo.APO(rate(wrapped), wrapped, criterion=F.mse_loss, interval=3)
     train(tuner, 0, 20)
     moved = static or not torch.equal(model.idle.weight, _PartlyUsed().idle.weight)
     return [r.lr for r in tuner.history], bool(moved), [p.sum().item() for p in weights(wrapped)]
@@ -141,7 +141,7 @@ def _accumulate(attached: bool, wrapper: str) -> dict:
     """Two micro-batches a step, whose gradients travel once."""
     model = wrap(network(), wrapper)
     criterion = nn.MSELoss()
-    tuner = apo.attach(rate(model), model, criterion) if attached else apo.APO(model, rate(model), loss=F.mse_loss)
+    tuner = apo.attach(rate(model), model, criterion) if attached else apo.APO(rate(model), model, criterion=F.mse_loss)
     for step in range(30):
         x, y = share_of_batch(step)
         tuner.optimizer.zero_grad()
@@ -164,7 +164,7 @@ def _accumulate_everywhere() -> list[dict]:
 
 def test_accumulated_micro_batches_without_synchronisation_are_one_batch(tmp_path):
     model = network()
-    tuner = apo.APO(model, rate(model), loss=F.mse_loss, fsd_weight=0.3)
+    tuner = apo.APO(rate(model), model, criterion=F.mse_loss, fsd_weight=0.3)
     train(tuner, 0, 1)  # one process, whole batches: the first loss is the global one
     for results in in_processes(2, tmp_path, _accumulate_everywhere):
         first, *others = results

@@ -14,7 +14,7 @@ from apo.preconditioners.ownership import balanced
 def _factor_bytes(wrapper: str, distribute: bool | None) -> tuple[int, int]:
     model = wrap(wide_network(), wrapper)
     rule = apo.Preconditioned(apo.Kronecker(model, lr=0.1, distribute=distribute))
-    tuner = apo.APO(model, rule, loss=torch.nn.functional.mse_loss)
+    tuner = apo.APO(rule, model, criterion=torch.nn.functional.mse_loss)
     tuner.step(torch.randn(4, 16), torch.randn(4, 3))
     held = {t.data_ptr(): t for layer in rule.optimizer.layers for t in layer.block.factors.values() if not t.is_meta}
     learned = [t for state in rule.meta_optimizer.state.values() for t in state.values()]

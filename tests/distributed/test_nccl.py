@@ -24,7 +24,7 @@ def _one_process():
 def _train(rule: str, wrapper: str, door: str) -> tuple[list[torch.Tensor], list[float]]:
     model = wrap(network().to(DEVICE), wrapper)
     criterion = torch.nn.MSELoss()
-    explicit = apo.APO(model, RULES[rule](model), loss=F.mse_loss) if door == "explicit" else None
+    explicit = apo.APO(RULES[rule](model), model, criterion=F.mse_loss) if door == "explicit" else None
     tuner = explicit or apo.attach(RULES[rule](model), model, criterion)
     for step in range(60):
         x, y = (tensor.to(DEVICE) for tensor in share_of_batch(step))

@@ -85,7 +85,7 @@ RULES: dict[str, Callable[[nn.Module], apo.Rule]] = {
 
 def build(rule: str, wrapper: str, interval: int = 10, total_steps: int | None = None, **options: Any) -> apo.APO:
     model = wrap(network(), wrapper, **options)
-    return apo.APO(model, RULES[rule](model), loss=F.mse_loss, interval=interval, total_steps=total_steps)
+    return apo.APO(RULES[rule](model), model, criterion=F.mse_loss, interval=interval, total_steps=total_steps)
 
 
 def train(tuner: apo.APO, start: int, stop: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -28,8 +29,14 @@ def test_every_committed_record_loads_is_small_and_names_no_folder():
 def test_page_and_json_are_made_of_the_records():
     found = pages.sections(RESULTS)
     page = (DOCS / "results.md").read_text()
-    assert pages.replaced(page, pages.markdown(found, RESULTS)) == page, "run `apo publish`"
+    assert pages.updated(page, found, RESULTS) == page, "run `apo publish`"
     assert (DOCS / "results.json").read_text() == pages.results_json(found), "run `apo publish`"
+
+
+def test_the_summary_comes_first_and_names_every_recipe():
+    before, summary, _ = re.split("<!-- summary:[^>]*>", (DOCS / "results.md").read_text())
+    assert len(before.splitlines()) < 5 and len(summary.splitlines()) < 35
+    assert not [name for name in RECIPES if f"`{name}`" not in summary]
 
 
 def test_every_figure_is_shown_and_small():
@@ -37,3 +44,28 @@ def test_every_figure_is_shown_and_small():
     figures = sorted((DOCS / pages.ASSETS).glob("*"))
     assert {f"{pages.ASSETS}/{path.name}" for path in figures} == set(re.findall(rf"\(({pages.ASSETS}/[^)]+)\)", page))
     assert all(path.stat().st_size < 200_000 for path in figures)
+
+
+# Rows and columns of the README's table, as docs/results.json has them.
+README_COLUMNS = [("cifar10-resnet32-rate", "SGDm", 2), ("mnist-mlp", "SGDm", 4), ("mnist-mlp", "Adam", 4)]
+README_ROWS = {
+    "fixed rate": ("fixed", {}),
+    "step schedule": ("step", {}),
+    "`apo` with `total_steps`": ("APO", {}),
+    "`apo` without `total_steps`": ("APO", {"other_batch_share": None}),
+}
+
+
+def test_the_readme_shows_figures_of_the_records():
+    known = {
+        (row["row"], row["method"], str(row["settings"])): row
+        for row in json.loads((DOCS / "results.json").read_text())
+    }
+    lines = (ROOT / "README.md").read_text().replace("**", "").splitlines()
+    for name, (method, settings) in README_ROWS.items():
+        (line,) = [line for line in lines if line.startswith(f"| {name} |")]
+        for cell, (recipe, base, digits) in zip(line.split("|")[2:-1], README_COLUMNS, strict=True):
+            row = known[recipe, f"{base}-{method}", str(settings)]
+            mean = f"{row['mean']:.{digits}f}"
+            expected = mean if row["spread"] is None else f"{mean} ± {row['spread']:.{digits}f}"
+            assert cell.strip() == expected, name

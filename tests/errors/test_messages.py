@@ -118,7 +118,7 @@ def test_a_loss_without_a_divergence_of_its_own_asks_for_one(door):
 
 def test_a_network_that_should_return_its_loss_but_does_not_is_named():
     model = plain_network()
-    tuner = apo.APO(model, sgdm(model))
+    tuner = apo.APO(sgdm(model), model)
     refuses(
         apo.ReplayError,
         "no loss function was given and the network's output, a Tensor, has no entry 'loss': pass loss=/criterion=",
@@ -288,7 +288,7 @@ def test_the_model_is_a_module():
     optimizer = SGD(parameters(), lr=0.1)
     model: Any = F.relu
     expected = "model must be a torch.nn.Module, got function"
-    refuses(TypeError, expected, lambda: apo.APO(model, optimizer, F.cross_entropy))
+    refuses(TypeError, expected, lambda: apo.APO(optimizer, model, F.cross_entropy))
     refuses(TypeError, expected, lambda: apo.attach(optimizer, model, nn.CrossEntropyLoss()))
 
 
@@ -331,7 +331,7 @@ def test_the_loss_is_callable():
     refuses(
         TypeError,
         "loss must be callable as loss(output, target) or None, got str",
-        lambda: apo.APO(model, sgdm(model), loss),
+        lambda: apo.APO(sgdm(model), model, loss),
     )
 
 
@@ -402,27 +402,27 @@ def test_small_mistakes_get_a_sentence_each():
     ]
     for error, sentence, options in cases:
         refuses(
-            error, sentence, lambda options=options: apo.APO(model, sgdm(model), **({"loss": F.mse_loss} | options))
+            error, sentence, lambda options=options: apo.APO(sgdm(model), model, **({"loss": F.mse_loss} | options))
         )
-    assert apo.APO(model, sgdm(model), F.cross_entropy, on_meta_step=None).history[-3:] == []
+    assert apo.APO(sgdm(model), model, F.cross_entropy, on_meta_step=None).history[-3:] == []
 
 
 @pytest.mark.parametrize("loss, got", [(lambda o, t: (o.sum(), t), "tuple"), (lambda o, t: o.sum(0), "shape (3,)")])
 def test_a_loss_that_is_not_one_number_is_refused(loss, got):
     model = plain_network()
-    tuner = apo.APO(model, sgdm(model), loss, discrepancy=apo.discrepancy.CategoricalKL())
+    tuner = apo.APO(sgdm(model), model, loss, discrepancy=apo.discrepancy.CategoricalKL())
     refuses(TypeError, got, lambda: tuner.step(*batch(0)))
 
 
 def test_a_tuner_is_not_pickled():
-    tuner = apo.APO(model := plain_network(), sgdm(model), F.cross_entropy)
+    tuner = apo.APO(sgdm(model), model := plain_network(), F.cross_entropy)
     refuses(TypeError, "a tuner cannot be pickled", lambda: pickle.dumps(tuner))
 
 
 @pytest.mark.parametrize("rule", [sgdm, lambda model: apo.Kronecker(model, lr=0.1)])
 def test_a_sparse_gradient_is_refused(rule):
     model = nn.Sequential(nn.Embedding(5, 3, sparse=True))
-    tuner = apo.APO(model, rule(model), lambda output, target: output.square().mean(), fsd_weight=0.0)
+    tuner = apo.APO(rule(model), model, lambda output, target: output.square().mean(), fsd_weight=0.0)
     refuses(TypeError, "sparse=False", lambda: tuner.step(torch.tensor([0, 2])))
 
 
@@ -438,7 +438,7 @@ def test_a_network_that_differentiates_in_its_forward_pass_is_told_what_to_do():
 
     def train(**options: Any) -> None:
         model = Force()
-        tuner = apo.APO(model, sgdm(model), F.mse_loss, interval=2, **options)
+        tuner = apo.APO(sgdm(model), model, F.mse_loss, interval=2, **options)
         for index in range(3):
             tuner.step(batch(index)[0], batch(index)[0])
 

@@ -74,9 +74,9 @@ def test_a_run_that_was_broken_off_counts_as_diverged():
     assert module.verdict(summary, 97.0) == "diverged"
 
 
-def test_readme_block_is_replaced_and_the_rest_is_kept(tmp_path):
+def test_block_of_the_page_is_replaced_and_the_rest_is_kept(tmp_path):
     module = importlib.import_module("demo_report")
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{module.README_BEGIN}\nold\n{module.README_END}\nafter\n")
-    module.write_readme(readme, "new")
-    assert readme.read_text() == f"before\n{module.README_BEGIN}\n```text\nnew\n```\n{module.README_END}\nafter\n"
+    page = tmp_path / "demo.md"
+    page.write_text(f"before\n{module.PAGE_BEGIN}\nold\n{module.PAGE_END}\nafter\n")
+    module.write_page(page, "new")
+    assert page.read_text() == f"before\n{module.PAGE_BEGIN}\n```text\nnew\n```\n{module.PAGE_END}\nafter\n"

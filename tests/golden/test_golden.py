@@ -46,7 +46,7 @@ def train(name: str) -> dict[str, list[float]]:
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).double()
-    tuner = apo.APO(model, RULES[name](model), F.cross_entropy, interval=5)
+    tuner = apo.APO(RULES[name](model), model, F.cross_entropy, interval=5)
     losses = []
     for _ in range(STEPS):
         chosen = torch.randint(len(inputs), (BATCH,), generator=generator)

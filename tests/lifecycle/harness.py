@@ -90,7 +90,7 @@ class Run:
         chosen = RULES[rule](self.model) if isinstance(rule, str) else rule(self.model)
         options = {"interval": 3} | options
         if door == "explicit":
-            self.tuner: apo.Tuner = apo.APO(self.model, chosen, loss, **options)
+            self.tuner: apo.Tuner = apo.APO(chosen, self.model, loss, **options)
         else:
             self.tuner = apo.attach(chosen, self.model, self.criterion, **options)
 

@@ -31,7 +31,7 @@ def _no_graphs_of_other_tests():
 def train_compiled(watched: nn.Module, called: nn.Module, model: nn.Module, door: str) -> apo.Tuner:
     optimizer, criterion = sgdm(model), nn.CrossEntropyLoss()
     if door == "explicit":
-        tuner: apo.Tuner = apo.APO(called, optimizer, criterion, interval=3)
+        tuner: apo.Tuner = apo.APO(optimizer, called, criterion, interval=3)
     else:
         tuner = apo.attach(optimizer, watched, criterion, interval=3)
     for index in range(7):

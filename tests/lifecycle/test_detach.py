@@ -96,7 +96,7 @@ def test_an_optimizer_can_have_one_tuner_only(door, wrapped):
     with pytest.raises(ValueError, match=r"optimizer already has a tuner: use that one, or call its detach\(\)"):
         apo.attach(second, run.model, run.criterion)
     with pytest.raises(ValueError, match="optimizer already has a tuner"):
-        apo.APO(run.model, second, nn.functional.cross_entropy)
+        apo.APO(second, run.model, nn.functional.cross_entropy)
 
 
 def test_a_refused_second_tuner_leaves_the_first_one_working():

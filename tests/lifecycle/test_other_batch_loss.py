@@ -60,7 +60,7 @@ def test_both_batches_have_the_weight_that_training_gives_its_own(way, share):
 @pytest.mark.parametrize("weight, count, factor", [(1.0, 1, 1.0), (0.25, 4, 1.0), (7.0, 1, 7.0)])
 def test_the_explicit_door_agrees(weight, count, factor):
     model = network()
-    tuner = apo.APO(model, still(model), loss=F.cross_entropy, fsd_batch=[OTHER], other_batch_share=1.0)
+    tuner = apo.APO(still(model), model, criterion=F.cross_entropy, fsd_batch=[OTHER], other_batch_share=1.0)
     for _ in range(count):
         tuner.backward(*batch(0), weight=weight)
     tuner.step()

@@ -98,7 +98,7 @@ def test_a_network_may_return_its_own_loss(door, form, fsd_batch):
     model = Network(form)
     optimizer = sgdm(model)
     if door == "explicit":
-        tuner: apo.Tuner = apo.APO(model, optimizer, interval=3, fsd_batch=fsd_batch)
+        tuner: apo.Tuner = apo.APO(optimizer, model, interval=3, fsd_batch=fsd_batch)
     else:
         tuner = apo.attach(optimizer, model, interval=3, fsd_batch=fsd_batch)
     for index in range(7):

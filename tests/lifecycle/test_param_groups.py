@@ -388,7 +388,7 @@ def test_groups_that_share_a_tensor_as_their_rate_learn_rates_of_their_own():
     model = plain_network()
     groups = [{"params": list(model[0].parameters())}, {"params": list(model[2].parameters())}]
     rule = apo.LearningRate(torch.optim.Adam(groups, lr=torch.tensor(1e-3)), per_group=True)
-    tuner = apo.APO(model, rule, F.cross_entropy, interval=1)
+    tuner = apo.APO(rule, model, F.cross_entropy, interval=1)
     for index in range(5):
         tuner.step(*batch(index))
     learned = rule.learned_rates()

@@ -220,7 +220,7 @@ def test_a_param_group_without_gradients_needs_no_care(kind, per_group):
     model[0].requires_grad_(False)
     groups = [{"params": list(model[0].parameters())}, {"params": list(model[2].parameters())}]
     rule = apo.LearningRate(kind(groups, lr=1e-3), per_group=per_group)
-    tuner = apo.APO(model, rule, F.cross_entropy, interval=1)
+    tuner = apo.APO(rule, model, F.cross_entropy, interval=1)
     for index in range(3):
         tuner.step(*batch(index))
     assert len(tuner.history) == 3
@@ -229,7 +229,7 @@ def test_a_param_group_without_gradients_needs_no_care(kind, per_group):
 def test_an_empty_first_param_group_needs_no_care():
     model = plain_network()
     optimizer = Adam([{"params": []}, {"params": list(model.parameters())}], lr=1e-3)
-    tuner = apo.APO(model, optimizer, F.cross_entropy, interval=1)
+    tuner = apo.APO(optimizer, model, F.cross_entropy, interval=1)
     tuner.step(*batch(0))
     assert len(tuner.history) == 1
 
@@ -248,7 +248,7 @@ def test_the_meta_gradient_of_complex_weights_is_a_derivative():
         torch.manual_seed(0)
         model = Complex()
         rule = apo.LearningRate.paper(SGD(model.parameters(), lr=rate))
-        tuner = apo.APO(model, rule, F.cross_entropy, fsd_weight=0.0)
+        tuner = apo.APO(rule, model, F.cross_entropy, fsd_weight=0.0)
         tuner.step(*batch(0, dtype=torch.float64))
         losses[rate] = tuner.history[0]
     low, here, high = losses.values()

@@ -29,7 +29,7 @@ def batches(count: int, device: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def explicit(model: nn.Module, optimizer: torch.optim.Optimizer, data: list, **options) -> apo.Tuner:
-    tuner = apo.APO(model, optimizer, LOSS, interval=2, **options)
+    tuner = apo.APO(optimizer, model, LOSS, interval=2, **options)
     for x, y in data:
         tuner.step(x, y)
     return tuner
@@ -75,7 +75,7 @@ def test_a_tuner_with_graphs_can_be_copied():
 def test_cuda_graph_is_yes_or_no():
     model = network()
     with pytest.raises(TypeError, match="cuda_graph must be True or False, got 'yes'"):
-        apo.APO(model, torch.optim.SGD(model.parameters(), lr=0.1), LOSS, cuda_graph="yes")
+        apo.APO(torch.optim.SGD(model.parameters(), lr=0.1), model, LOSS, cuda_graph="yes")
 
 
 class Replayable:

@@ -236,7 +236,7 @@ class RuleSuite(ABC):
         model = networks.build(NETWORK).eval()  # no dropout: the loss has to fall, not to fall on average
         rule = self.make(model, lambda phi: torch.optim.Adam(phi, lr=0.02))
         phi = values(rule.phi())
-        tuner = apo.APO(model, rule, loss=F.cross_entropy, interval=1)
+        tuner = apo.APO(rule, model, criterion=F.cross_entropy, interval=1)
         losses = [float(tuner.step(*BATCHES[index % 2])) for index in range(60)]
         assert sum(losses[-10:]) < sum(losses[:10])
         assert not any(torch.equal(p, q) for p, q in zip(rule.phi(), phi, strict=True))

@@ -107,7 +107,7 @@ def test_per_group_rates_go_their_own_ways_in_training():
     model = networks.build("norm-and-dropout")
     first, *rest = model.parameters()
     optimizer = torch.optim.SGD([{"params": [first]}, {"params": rest}], lr=0.05)
-    tuner = apo.APO(model, apo.LearningRate(optimizer, per_group=True), loss=F.cross_entropy, interval=1)
+    tuner = apo.APO(apo.LearningRate(optimizer, per_group=True), model, criterion=F.cross_entropy, interval=1)
     for batch in networks.batches("norm-and-dropout", 6) * 3:
         tuner.step(*batch)
     one, other = tuner.history[-1].lr

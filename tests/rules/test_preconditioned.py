@@ -64,7 +64,7 @@ def test_during_the_warm_up_its_optimizer_moves_the_weights_while_p_is_learned()
     twin = networks.build("norm-and-dropout")
     bare = torch.optim.SGD(twin.parameters(), lr=0.01, momentum=0.9)
     start = [factor.clone() for factor in rule.phi()]
-    tuner = apo.APO(model, rule, loss=F.cross_entropy, interval=1)
+    tuner = apo.APO(rule, model, criterion=F.cross_entropy, interval=1)
     for index, (x, y) in enumerate(networks.batches("norm-and-dropout", 4)):
         torch.manual_seed(index)
         tuner.step(x, y)
@@ -78,7 +78,7 @@ def test_during_the_warm_up_its_optimizer_moves_the_weights_while_p_is_learned()
 
 def test_the_warm_up_may_have_an_interval_of_its_own():
     model, rule = build(warmup_steps=4, warmup_interval=1, guard=False)
-    tuner = apo.APO(model, rule, loss=F.cross_entropy, interval=6)
+    tuner = apo.APO(rule, model, criterion=F.cross_entropy, interval=6)
     for batch in networks.batches("norm-and-dropout", 13):
         tuner.step(*batch)
     assert [record.step for record in tuner.history] == [0, 1, 2, 3, 6, 12]
@@ -99,7 +99,7 @@ def test_a_warm_up_that_does_not_end_says_so_and_falls_back_to_the_tuners_interv
 
 def test_the_summary_tells_the_size_of_p():
     model, rule = build()
-    tuner = apo.APO(model, rule, loss=F.cross_entropy)
+    tuner = apo.APO(rule, model, criterion=F.cross_entropy)
     tuner.step(*networks.batches("norm-and-dropout", 1)[0])
     summary = tuner.history[0].summary
     assert summary["P/min"] <= summary["P/mean"] <= summary["P/max"]

@@ -49,9 +49,9 @@ def test_rate_and_momentum_both_grow_where_larger_ones_help():
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.1)
     rule = apo.RateAndMomentum(optimizer)
     tuner = apo.APO(
-        model,
         rule,
-        loss=lambda z, _: (curvature * z**2).sum() / 2,
+        model,
+        criterion=lambda z, _: (curvature * z**2).sum() / 2,
         fsd_weight=0.1,
         discrepancy=apo.SquaredError(),
         interval=1,
@@ -103,7 +103,7 @@ def test_a_schedule_of_each_group_scales_its_own_step_on_meta_iterations():
         step = optimizer.step
         if with_apo:
             rule = apo.RateAndMomentum(optimizer, meta_optimizer=lambda phi: torch.optim.SGD(phi, lr=0.0))
-            tuner = apo.APO(model, rule, loss=F.cross_entropy, interval=1)
+            tuner = apo.APO(rule, model, criterion=F.cross_entropy, interval=1)
             step = tuner.step
         x, y = torch.randn(8, 3).double(), torch.randint(2, (8,))
         for _ in range(4):

@@ -59,7 +59,7 @@ def test_without_a_change_of_sign_there_is_no_turning_point(value, start):
 def build(name, rate, **options):
     model = networks.build("norm-and-dropout", torch.float32)
     optimizer = getattr(torch.optim, name)(model.parameters(), lr=rate, **options)
-    return apo.APO(model, optimizer, loss=F.cross_entropy, interval=2)
+    return apo.APO(optimizer, model, criterion=F.cross_entropy, interval=2)
 
 
 OPTIMIZERS = [("SGD", {}), ("SGD", {"momentum": 0.9}), ("Adam", {}), ("RMSprop", {}), ("AdamW", {"weight_decay": 0.1})]
@@ -85,7 +85,7 @@ def test_the_start_is_a_tenth_of_the_rate_at_which_the_look_ahead_is_best():
     model = networks.build("norm-and-dropout").eval()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     rule = apo.LearningRate(optimizer, over_relaxation=1.0, meta_optimizer=lambda phi: torch.optim.SGD(phi, lr=0.0))
-    tuner = apo.APO(model, rule, loss=F.cross_entropy, fsd_weight=0.3)
+    tuner = apo.APO(rule, model, criterion=F.cross_entropy, fsd_weight=0.3)
     twin = copy.deepcopy(model)
     tuner.step(*batch)
     F.cross_entropy(twin(batch[0]), batch[1]).backward()
@@ -115,7 +115,7 @@ def test_ratios_of_param_groups_survive_the_warm_start():
         groups = [{"params": [first], "lr": 1e-6}, {"params": rest, "lr": 5e-6}]
         frozen = lambda phi: torch.optim.SGD(phi, lr=0.0)  # noqa: E731
         rule = apo.LearningRate(torch.optim.SGD(groups), per_group=per_group, meta_optimizer=frozen)
-        apo.APO(model, rule, loss=F.cross_entropy).step(
+        apo.APO(rule, model, criterion=F.cross_entropy).step(
             *networks.batches("norm-and-dropout", 1, dtype=torch.float32)[0]
         )
         one, other = rule.rates()
@@ -126,7 +126,7 @@ def test_ratios_of_param_groups_survive_the_warm_start():
 def test_without_a_gradient_to_follow_the_initial_rate_stays():
     model = networks.build("norm-and-dropout", torch.float32)
     rule = apo.LearningRate(torch.optim.SGD(model.parameters(), lr=0.125))
-    tuner = apo.APO(model, rule, loss=lambda outputs, target: 0.0 * outputs.sum(), fsd_weight=0.0)
+    tuner = apo.APO(rule, model, criterion=lambda outputs, target: 0.0 * outputs.sum(), fsd_weight=0.0)
     tuner.step(*networks.batches("norm-and-dropout", 1, dtype=torch.float32)[0])
     assert rule.rates()[0] == pytest.approx(0.125)
 
@@ -134,7 +134,7 @@ def test_without_a_gradient_to_follow_the_initial_rate_stays():
 def test_switched_off_the_initial_rate_is_where_learning_begins():
     model = networks.build("norm-and-dropout", torch.float32)
     rule = apo.LearningRate(torch.optim.SGD(model.parameters(), lr=1e-6), warm_start=False)
-    tuner = apo.APO(model, rule, loss=F.cross_entropy)
+    tuner = apo.APO(rule, model, criterion=F.cross_entropy)
     tuner.step(*networks.batches("norm-and-dropout", 1, dtype=torch.float32)[0])
     assert abs(math.log(rule.rates()[0] / 1e-6)) <= 0.2 + 1e-12
 
@@ -145,7 +145,7 @@ def test_a_preconditioner_is_scaled_to_the_same_matrix_from_every_lr():
         model = networks.build("norm-and-dropout")
         optimizer = apo.Kronecker(model, lr=lr)
         rule = apo.Preconditioned(optimizer, warm_start=0.1, meta_optimizer=lambda phi: torch.optim.SGD(phi, lr=0.0))
-        apo.APO(model, rule, loss=F.cross_entropy).step(*networks.batches("norm-and-dropout", 1)[0])
+        apo.APO(rule, model, criterion=F.cross_entropy).step(*networks.batches("norm-and-dropout", 1)[0])
         found.append(next(iter(optimizer.to_dense().values())))
     assert found[0].abs().max() > 1e-3
     for dense in found[1:]:

@@ -27,9 +27,9 @@ def learn(model, optimizer, outputs, steps, fsd_weight, wsd_weight, meta_rate=0.
     """Trains on random mini-batches, each with a random linear loss; B' is always the whole of INPUTS."""
     rule = apo.Preconditioned(optimizer, meta_optimizer=functools.partial(torch.optim.SGD, lr=meta_rate))
     tuner = apo.APO(
-        model,
         rule,
-        loss=linear_loss,
+        model,
+        criterion=linear_loss,
         discrepancy=apo.SquaredError(),
         fsd_weight=fsd_weight,
         wsd_weight=wsd_weight,

@@ -21,7 +21,7 @@ def learned_rate(seed, *, ablation, noise=1.0, steps=200):
     torch.manual_seed(seed)
     model = nn.Linear(8, 1).double()
     rule = apo.LearningRate(torch.optim.SGD(model.parameters(), lr=0.05), warm_start=False, over_relaxation=1.0)
-    tuner = apo.APO(model, rule, loss=F.mse_loss, fsd_weight=0.1, interval=1, other_batch_share=float(ablation))
+    tuner = apo.APO(rule, model, criterion=F.mse_loss, fsd_weight=0.1, interval=1, other_batch_share=float(ablation))
     weights = normal(8, 1, seed=0)
     for step in range(steps):
         x, z = normal(8, 8, seed=1000 * seed + 2 * step), normal(8, 1, seed=1000 * seed + 2 * step + 1)
@@ -53,9 +53,9 @@ def test_the_loss_term_is_evaluated_on_the_training_batch_by_default_and_on_the_
         model = nn.Linear(8, 1).double()
         rule = apo.LearningRate(torch.optim.SGD(model.parameters(), lr=1e-9), warm_start=False)
         tuner = apo.APO(
-            model,
             rule,
-            loss=F.mse_loss,
+            model,
+            criterion=F.mse_loss,
             fsd_batch=[(other_x, other_y)],
             other_batch_share=float(ablation),
         )

@@ -28,7 +28,7 @@ def regression(seed, noise=1.0, **options):
     nn.init.zeros_(model.weight)
     solution = normal(8) / SCALES
     rule = apo.LearningRate(torch.optim.SGD(model.parameters(), lr=0.05), warm_start=False, over_relaxation=1.0)
-    tuner = apo.APO(model, rule, loss=F.mse_loss, fsd_weight=0.1, interval=1, **options)
+    tuner = apo.APO(rule, model, criterion=F.mse_loss, fsd_weight=0.1, interval=1, **options)
     risks = []
     for _ in range(STEPS):
         x = normal(8, 8) * SCALES

@@ -41,7 +41,7 @@ def save_checkpoint(tuner: Tuner, path: str | os.PathLike[str], *, extra: Any = 
     Example:
         >>> import apo, tempfile, warnings
         >>> model = nn.Linear(4, 3)
-        >>> tuner = apo.APO(model, torch.optim.Adam(model.parameters()), torch.nn.functional.cross_entropy)
+        >>> tuner = apo.APO(torch.optim.Adam(model.parameters()), model, torch.nn.functional.cross_entropy)
         >>> loss = tuner.step(torch.randn(8, 4), torch.randint(3, (8,)))
         >>> folder = tempfile.mkdtemp()
         >>> with warnings.catch_warnings():

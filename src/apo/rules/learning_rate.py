@@ -69,7 +69,7 @@ class LearningRate(Rule):
         >>> import apo, torch
         >>> model = torch.nn.Linear(4, 3)
         >>> rule = apo.LearningRate(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
-        >>> tuner = apo.APO(model, rule, loss=torch.nn.functional.cross_entropy)
+        >>> tuner = apo.APO(rule, model, torch.nn.functional.cross_entropy)
         >>> loss = tuner.step(torch.randn(8, 4), torch.randint(3, (8,)))
         >>> tuner.history[0].lr == rule.rates()
         True

@@ -48,7 +48,7 @@ class Preconditioned(Rule):
         >>> import apo, torch
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
         >>> rule = apo.Preconditioned(apo.Kronecker(model, lr=0.1))
-        >>> tuner = apo.APO(model, rule, loss=torch.nn.functional.cross_entropy)
+        >>> tuner = apo.APO(rule, model, torch.nn.functional.cross_entropy)
         >>> loss = tuner.step(torch.randn(8, 4), torch.randint(3, (8,)))
         >>> sorted(tuner.history[0].summary)
         ['P/max', 'P/mean', 'P/min']

@@ -41,7 +41,7 @@ class RateAndMomentum(Rule):
         >>> import apo, torch
         >>> model = torch.nn.Linear(4, 3)
         >>> rule = apo.RateAndMomentum(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5))
-        >>> tuner = apo.APO(model, rule, loss=torch.nn.functional.cross_entropy, interval=1)
+        >>> tuner = apo.APO(rule, model, torch.nn.functional.cross_entropy, interval=1)
         >>> for _ in range(3):
         ...     loss = tuner.step(torch.randn(8, 4), torch.randint(3, (8,)))
         >>> 0 < rule.optimizer.param_groups[0]["momentum"] < 1

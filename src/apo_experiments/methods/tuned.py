@@ -62,9 +62,9 @@ class TunedStepper(Stepper):
     def __init__(self, problem: Problem, rule: apo.Rule, hyper: Mapping[str, Any], budget: Budget) -> None:
         rising = _is_rising(hyper)
         self.tuner = apo.APO(
-            network_for_meta_steps(problem, hyper),
             rule,
-            loss=problem.loss,
+            network_for_meta_steps(problem, hyper),
+            criterion=problem.loss,
             discrepancy=problem.discrepancy,
             interval=hyper["interval"],
             fsd_weight=hyper["fsd_weight"],

@@ -1,9 +1,11 @@
-"""From the runs of a machine to what is committed: compact records under ``results/``, and a page made of them alone.
+"""From runs on one machine to committed results: compact records under ``results/``, and a page generated from them.
 
 - :mod:`~apo_experiments.publication.compact` writes and reads the records;
-- :mod:`~apo_experiments.publication.tuning_log` keeps what was tried on the way;
-- :mod:`~apo_experiments.publication.rows` makes rows of a table out of them;
-- :mod:`~apo_experiments.publication.page` makes the page.
+- :mod:`~apo_experiments.publication.tuning_log` logs the runs that were made to choose hyperparameters;
+- :mod:`~apo_experiments.publication.rows` turns records into rows of a table;
+- :mod:`~apo_experiments.publication.tables` has the Markdown that tables share;
+- :mod:`~apo_experiments.publication.summary` compares APO with the other methods and lists what is missing;
+- :mod:`~apo_experiments.publication.page` writes the page.
 """
 
 from apo_experiments.publication.compact import find, read, write

@@ -1,4 +1,4 @@
-"""Compact records: one JSON file a run, a line a column, five digits a number, and nothing about anybody's folders."""
+"""Compact records: one JSON file per run, one line per column, five digits per number, and no local paths."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from apo_experiments.runs import RunConfig
 
 __all__ = ["LIMIT", "clean_command", "content", "find", "lines", "path_of", "read", "rounded", "write"]
 
-#: Bytes of a file. A longer curve is thinned out: every second row, every fourth, ...
+#: Maximum size of a file in bytes. Longer curves keep every second row, every fourth, ...
 LIMIT = 150_000
 
-#: Options of the command that say where something lies or when to pause, with the number of words that follow.
+#: Options of the command that concern one machine only (paths, time limits), with the number of words that follow.
 _LOCAL = {"--runs": 1, "--data-dir": 1, "--json": 1, "--time-limit": 1, "--storage": 1, "--debug": 0}
 _ABOUT = ("command", "commit", "versions", "hardware", "chosen_by", "started")
 
 
 def path_of(config: RunConfig, folder: Path) -> Path:
-    """Return where the compact record of a run lies.
+    """Return the path of the compact record of a run.
 
     Example:
         >>> path_of(RunConfig("r", "SGD", "sgd", "paper", seed=0, epochs=1), Path("results")).parent.as_posix()
@@ -34,7 +34,7 @@ def path_of(config: RunConfig, folder: Path) -> Path:
 
 
 def write(record: Record, folder: Path) -> Path:
-    """Write a compact record, and return its path; written twice, it is the same file.
+    """Write a compact record and return its path. Writing it again gives the same file.
 
     Args:
         record: A record of a finished run.
@@ -52,7 +52,7 @@ def write(record: Record, folder: Path) -> Path:
 
 
 def content(record: Record, step: int = 1) -> dict[str, Any]:
-    """Return what the file holds; of the rows the last and, counted back from it, every ``step``-th.
+    """Return the content of the file. Of the rows it keeps every ``step``-th, counted back from the last.
 
     Example:
         >>> config = RunConfig("r", "SGD", "sgd", "paper", seed=0, epochs=2)
@@ -60,7 +60,7 @@ def content(record: Record, step: int = 1) -> dict[str, Any]:
         >>> content(Record(config, {}, rows, {}))["columns"]
         {'step': [1, 2], 'train_loss': [0.33333, 0.25]}
     """
-    # Of a trial of a sweep that became a result, the reader wants the command that made it one.
+    # If a trial of a sweep became a result, show the command that made it one.
     header = {**record.header, **record.header.get("run", {})}
     about = {key: header[key] for key in _ABOUT if key in header}
     if "command" in about:
@@ -72,12 +72,12 @@ def content(record: Record, step: int = 1) -> dict[str, Any]:
     names = dict.fromkeys(name for row in kept for name in row if name != "kind")
     columns = {name: [row.get(name) for row in kept] for name in names}
     summary = {key: value for key, value in (record.summary or {}).items() if key != "kind"}
-    # Settings are as they are: rounded ones would be those of another run.
+    # Settings are not rounded: rounded settings would be those of another run.
     return {"config": asdict(record.config), **rounded({**about, "summary": summary, "columns": columns})}
 
 
 def lines(whole: dict[str, Any]) -> str:
-    """Write JSON with one line for each key and for each column, so that a reader and a diff find their way."""
+    """Write JSON with one line per key and per column, which is easy to read and to diff."""
     parts = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in whole.items() if key != "columns"]
     columns = [f"  {json.dumps(name)}: {json.dumps(values)}" for name, values in whole.get("columns", {}).items()]
     parts.append('"columns": {\n' + ",\n".join(columns) + "\n}")
@@ -88,7 +88,7 @@ def read(path: Path) -> Record:
     """Read a compact record.
 
     Raises:
-        UserError: It is none.
+        UserError: The file is not a compact record.
 
     Example:
         >>> import tempfile
@@ -108,14 +108,14 @@ def read(path: Path) -> Record:
         rows = [_row({name: values[index] for name, values in columns.items()}) for index in range(count)]
         return Record(config, header, rows, {"kind": "summary", **whole["summary"]})
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise UserError(f"{path} is no compact record ({type(error).__name__}): publish its run again.") from error
+        raise UserError(f"{path} is not a compact record ({type(error).__name__}): publish its run again.") from error
 
 
 def find(folder: Path) -> list[Record]:
-    """Return all compact records below a folder, which need not exist.
+    """Return all compact records below a folder, or none if it does not exist.
 
     Raises:
-        UserError: A file is none.
+        UserError: A file is not a compact record.
 
     Example:
         >>> find(Path("nowhere"))
@@ -125,7 +125,7 @@ def find(folder: Path) -> list[Record]:
 
 
 def clean_command(words: Sequence[str]) -> list[str]:
-    """Return a command line as another machine would give it, without folders of this one.
+    """Return a command line without the paths of this machine.
 
     Example:
         >>> clean_command(["__main__.py", "run", "x", "--data-dir", "/home/me/data", "--jobs", "2", "--debug"])

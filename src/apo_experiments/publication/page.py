@@ -1,9 +1,8 @@
-"""The page of results: tables between two comments of a page, the same rows as JSON, and a figure for each recipe."""
+"""The page of results: a summary and tables between comments of a page, the rows as JSON, and a figure per recipe."""
 
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,14 +12,18 @@ from apo_experiments.errors import UserError
 from apo_experiments.files import write_atomically
 from apo_experiments.publication.compact import find
 from apo_experiments.publication.rows import Row, as_json, rows
+from apo_experiments.publication.summary import summary
+from apo_experiments.publication.tables import grid, seeds, spread, words
 from apo_experiments.publication.tuning_log import read_tuning
 from apo_experiments.recipe import Recipe
 from apo_experiments.results import figure_text, findings, summarise
 
-__all__ = ["BEGIN", "END", "ASSETS", "markdown", "publish_page", "replaced", "results_json", "sections"]
+__all__ = ["BEGIN", "END", "ASSETS", "updated", "markdown", "publish_page", "replaced", "results_json", "sections"]
 
 BEGIN, END = "<!-- results:begin (made by `apo publish`) -->", "<!-- results:end -->"
-#: Where figures lie, as the page sees it.
+#: The place for the summary, which a page may leave out.
+SUMMARY_BEGIN, SUMMARY_END = "<!-- summary:begin (made by `apo publish`) -->", "<!-- summary:end -->"
+#: The folder of the figures, relative to the page.
 ASSETS = "assets/results"
 
 #: One recipe at one scale.
@@ -28,7 +31,7 @@ Section = tuple[Recipe, str, list[Row]]
 
 
 def publish_page(results: Path, docs: Path) -> list[Path]:
-    """Bring the page, the JSON file and the figures up to date.
+    """Update the page, the JSON file and the figures.
 
     Args:
         results: The folder of all compact records.
@@ -38,7 +41,7 @@ def publish_page(results: Path, docs: Path) -> list[Path]:
         The files that were written.
 
     Raises:
-        UserError: The page has no place for the tables, or matplotlib is missing.
+        UserError: The page has no place for the tables, or matplotlib is not installed.
     """
     from apo_experiments import figures
 
@@ -51,7 +54,7 @@ def publish_page(results: Path, docs: Path) -> list[Path]:
             write_atomically(path, figures.png(figures.draw(recipe, drawable)))
             written.append(path)
     page = docs / "results.md"
-    write_atomically(page, replaced(page.read_text(), markdown(found, results)).encode())
+    write_atomically(page, updated(page.read_text(), found, results).encode())
     write_atomically(docs / "results.json", results_json(found).encode())
     return [*written, page, docs / "results.json"]
 
@@ -76,28 +79,42 @@ def results_json(found: Sequence[Section]) -> str:
     return "[\n" + ",\n".join(lines) + "\n]\n"
 
 
-def replaced(page: str, part: str) -> str:
-    r"""Put a new part between the two comments of a page.
+def updated(page: str, found: Sequence[Section], results: Path) -> str:
+    """Return the page with new tables and, if it has a place for one, a new summary.
+
+    Args:
+        page: The text of the page.
+        found: As from :func:`sections`.
+        results: The folder of all compact records.
+    """
+    from apo_experiments.recipes import RECIPES
+
+    page = replaced(page, markdown(found, results))
+    return replaced(page, summary(found, RECIPES), SUMMARY_BEGIN, SUMMARY_END) if SUMMARY_BEGIN in page else page
+
+
+def replaced(page: str, part: str, begin: str = BEGIN, end: str = END) -> str:
+    r"""Replace the text between two comments of a page.
 
     Raises:
-        UserError: They are not there.
+        UserError: The comments are missing.
 
     Example:
         >>> replaced(f"Above.\n{BEGIN}\nold\n{END}\nBelow.", "new").splitlines()[2]
         'new'
     """
-    if page.count(BEGIN) != 1 or page.count(END) != 1:
-        raise UserError(f"the page has no place for the tables: put the lines {BEGIN} and {END} where they belong.")
-    before, after = page.split(BEGIN)[0], page.split(END)[1]
-    return f"{before}{BEGIN}\n{part.strip()}\n{END}{after}"
+    if page.count(begin) != 1 or page.count(end) != 1:
+        raise UserError(f"the page has no place for the tables: add the lines {begin} and {end} where they belong.")
+    before, after = page.split(begin)[0], page.split(end)[1]
+    return f"{before}{begin}\n{part.strip()}\n{end}{after}"
 
 
 def markdown(found: Sequence[Section], results: Path) -> str:
-    """Return the part of the page that is made of records.
+    """Return the tables and what belongs to them.
 
     Args:
         found: As from :func:`sections`.
-        results: The folder of all compact records, for what was tried on the way.
+        results: The folder of all compact records, for the tuning logs.
     """
     if not found:
         return "No records of such runs are committed yet."
@@ -110,17 +127,17 @@ def markdown(found: Sequence[Section], results: Path) -> str:
 def _table(title: str, scale: str, parts: Sequence[Section], results: Path) -> str:
     header = ["Experiment", "Method", "Metric", "Paper", "Ours", "Spread", "Seeds", "Epochs", "Hours"]
     body = [
-        [f"`{recipe.name}`", row.label, _words(recipe.metric), figure_text(row.result.paper), *_figures(row)]
+        [f"`{recipe.name}`", row.label, words(recipe.metric), figure_text(row.result.paper), *_figures(row)]
         for recipe, _, own in parts
         for row in own
         if not row.settings
     ]
-    blocks = [f"### {title}" + ("" if scale == "paper" else f", at the scale {scale}"), _grid(header, body)]
+    blocks = [f"### {title}" + ("" if scale == "paper" else f" (scale {scale})"), grid(header, body)]
     return "\n\n".join([*blocks, *(_details(*part, results) for part in parts)])
 
 
 def _details(recipe: Recipe, scale: str, own: Sequence[Row], results: Path) -> str:
-    """Return what belongs to one recipe: findings, origin, commands, other settings, the figure."""
+    """Return the details of one recipe: findings, origin, commands, other settings, the figure."""
     shown = [row for row in own if not row.settings]
     records = [record for row in shown for record in row.records]
     sentences = findings(recipe, scale, summarise(recipe, records))
@@ -130,17 +147,14 @@ def _details(recipe: Recipe, scale: str, own: Sequence[Row], results: Path) -> s
     others = [row for row in own if row.settings]
     if others:
         body = [[row.label, _settings(row.settings), *_figures(row)] for row in others]
-        blocks += ["Other settings:", _grid(["Method", "With", "Ours", "Spread", "Seeds", "Epochs", "Hours"], body)]
+        blocks += ["Other settings:", grid(["Method", "With", "Ours", "Spread", "Seeds", "Epochs", "Hours"], body)]
     if any(record.rows for record in records):
-        blocks.append(f"![{recipe.title}: loss, {_words(recipe.metric)} and rate]({ASSETS}/{recipe.name}-{scale}.png)")
+        blocks.append(f"![{recipe.title}: loss, {words(recipe.metric)} and rate]({ASSETS}/{recipe.name}-{scale}.png)")
     return "\n\n".join(blocks)
 
 
 def _figures(row: Row) -> list[str]:
-    result = row.result
-    seeds = f"{len(result.values)}" + (f" + {result.diverged} diverged" if result.diverged else "")
-    spread = "" if row.spread is None else f"± {row.spread:.2g}"
-    return [figure_text(result.mean), spread, seeds, str(row.config.epochs), f"{row.hours:.2g}"]
+    return [figure_text(row.result.mean), spread(row), seeds(row), str(row.config.epochs), f"{row.hours:.2g}"]
 
 
 def _origin(shown: Sequence[Row]) -> str:
@@ -155,7 +169,7 @@ def _origin(shown: Sequence[Row]) -> str:
 
 
 def _choices(shown: Sequence[Row]) -> str:
-    """Say which settings validation data chose."""
+    """Say which settings were chosen on validation data."""
     parts = []
     for row in shown:
         origins = (record.header.get("chosen_by") for record in row.records)
@@ -163,7 +177,7 @@ def _choices(shown: Sequence[Row]) -> str:
         if origin:
             parts.append(
                 f"{row.label} {_settings(origin['hyper'])} ({origin['points']} points, {origin['epochs']} epochs, "
-                f"{_words(origin['metric'])} {figure_text(origin['value'])})"
+                f"{words(origin['metric'])} {figure_text(origin['value'])})"
             )
     return "Chosen on held-out training data: " + "; ".join(parts) + "." if parts else ""
 
@@ -173,7 +187,7 @@ def _tried(recipe: Recipe, scale: str, results: Path) -> str:
     if not log:
         return ""
     hours = sum(line["seconds"] or 0.0 for line in log) / 3600
-    return f"Tried on the way: {len(log)} runs, {hours:.2g} hours, all in `results/{recipe.name}/{scale}/tuning.jsonl`."
+    return f"Tuning: {len(log)} runs, {hours:.2g} hours, all in `results/{recipe.name}/{scale}/tuning.jsonl`."
 
 
 def _commands(shown: Sequence[Row]) -> Iterator[str]:
@@ -183,18 +197,9 @@ def _commands(shown: Sequence[Row]) -> Iterator[str]:
     return iter(dict.fromkeys(shlex.join(words) for words in [*sweeps, *runs] if words))
 
 
-def _grid(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---" if name in ("Experiment", "Method", "Metric", "With") else "--:" for name in header], *body]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
 def _settings(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"`{key}={_plain(entry)}`" for key, entry in settings.items())
 
 
 def _plain(entry: Any) -> str:
     return f"{entry:g}" if isinstance(entry, float) else str(entry)
-
-
-def _words(metric: str) -> str:
-    return re.sub("_", " ", metric)

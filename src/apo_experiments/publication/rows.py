@@ -1,4 +1,4 @@
-"""Rows of the tables of results: what a setting of a method gave, beside the paper's figure."""
+"""Rows of the tables of results: the outcome of one setting of a method, next to the paper's value."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Row:
         scale: The scale.
         label: The method.
         records: Its runs, by seed.
-        settings: In what it differs from the row of the same method that stands in the table; nothing if it is that.
+        settings: How it differs from the row of the same method in the table; empty for that row itself.
     """
 
     recipe: Recipe
@@ -36,7 +36,7 @@ class Row:
 
     @property
     def result(self) -> Result:
-        """What the runs gave, and the paper's figure."""
+        """The outcome of the runs, and the paper's value."""
         return result(self.recipe, self.label, self.records)
 
     @property
@@ -57,7 +57,7 @@ class Row:
 
 
 def rows(recipe: Recipe, scale: str, records: Sequence[Record]) -> list[Row]:
-    """Return the rows of a recipe: for each method the setting that stands for it, then the others.
+    """Return the rows of a recipe: for each method the setting shown in the table, then the other settings.
 
     Args:
         recipe: The recipe.
@@ -90,7 +90,7 @@ def rows(recipe: Recipe, scale: str, records: Sequence[Record]) -> list[Row]:
 
 
 def as_json(row: Row) -> dict[str, Any]:
-    """Return a row as ``docs/results.json`` has it."""
+    """Return a row of ``docs/results.json``."""
     return {
         "table": row.recipe.paper,
         "row": row.recipe.name,

@@ -1,4 +1,4 @@
-"""What was tried to choose hyperparameters: one small file for each recipe and scale, a line for each run."""
+"""The runs that were made to choose hyperparameters: one small file per recipe and scale, one line per run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAME = "tuning.jsonl"
 
 
 def is_tuning(record: Record) -> bool:
-    """Tell whether a run was made to choose hyperparameters, so that it is no result.
+    """Return whether a run was made to choose hyperparameters, and is therefore not a result.
 
     Example:
         >>> from apo_experiments.runs import RunConfig
@@ -34,7 +34,7 @@ def is_tuning(record: Record) -> bool:
 def finals(records: Sequence[Record]) -> list[Record]:
     """Return the runs that are results.
 
-    A run of a sweep that held nothing out is one as well if others with its settings are: it is their first seed.
+    A run of a sweep without held-out data counts if other results have the same settings: it is their first seed.
 
     Example:
         >>> from apo_experiments.runs import RunConfig
@@ -48,7 +48,7 @@ def finals(records: Sequence[Record]) -> list[Record]:
 
 
 def log_tuning(recipe: Recipe, scale: str, records: Sequence[Record], folder: Path) -> Path | None:
-    """Add runs to the log of a recipe; those that it has already stay one line.
+    """Add runs to the log of a recipe. Runs that are already in the log are not repeated.
 
     Args:
         recipe: The recipe.
@@ -71,7 +71,7 @@ def log_tuning(recipe: Recipe, scale: str, records: Sequence[Record], folder: Pa
 
 
 def read_tuning(folder: Path, recipe: str, scale: str) -> list[dict[str, Any]]:
-    """Return the lines of a log, which need not exist.
+    """Return the lines of a log, or none if it does not exist.
 
     Example:
         >>> read_tuning(Path("nowhere"), "rosenbrock", "cpu")

@@ -56,7 +56,7 @@ def test_recorded_batch_is_the_previous_batch_of_the_next_meta_step():
         torch.manual_seed(1)
         model = nn.Linear(3, 2)
         tuner = apo.APO(
-            model, torch.optim.SGD(model.parameters(), lr=0.01), nn.functional.mse_loss, interval=4, fsd_weight=5.0
+            torch.optim.SGD(model.parameters(), lr=0.01), model, nn.functional.mse_loss, interval=4, fsd_weight=5.0
         )
         for inputs, target in batches:
             if by_hand and not tuner.is_meta_step():
@@ -74,7 +74,7 @@ def test_recorded_batch_is_the_previous_batch_of_the_next_meta_step():
 
 def test_recording_a_meta_step_is_refused():
     model = nn.Linear(3, 2)
-    tuner = apo.APO(model, torch.optim.SGD(model.parameters(), lr=0.01), nn.functional.mse_loss)
+    tuner = apo.APO(torch.optim.SGD(model.parameters(), lr=0.01), model, nn.functional.mse_loss)
     with pytest.raises(apo.ReplayError, match="call backward"):
         tuner.record(torch.randn(6, 3), torch.randn(6, 2))
 

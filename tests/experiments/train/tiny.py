@@ -90,7 +90,7 @@ class PlainStepper(Stepper):
 
 class TunedStepper(Stepper):
     def __init__(self, problem: Problem, rule: Any) -> None:
-        self.tuner = apo.APO(problem.model, rule, loss=problem.loss, interval=3)
+        self.tuner = apo.APO(rule, problem.model, criterion=problem.loss, interval=3)
 
     def step(self, inputs: Any, target: Any) -> Tensor:
         return self.tuner.step(inputs, target)

@@ -1,0 +1,140 @@
+"""The summary of the results: APO against the best other method, ours against the paper's, and what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from apo_experiments.publication.rows import Row
+from apo_experiments.publication.tables import anchor, grid, seeds, spread, words
+from apo_experiments.recipe import Recipe
+from apo_experiments.results import figure_text
+
+__all__ = ["summary"]
+
+#: One recipe at one scale, as in :mod:`apo_experiments.publication.page`.
+Section = tuple[Recipe, str, list[Row]]
+
+#: What recipes with today's other optimizers say about their place in the paper.
+_RIVALS = "not in the paper"
+
+_HEADER = [
+    "Experiment",
+    "Metric",
+    "APO, ours",
+    "APO, paper",
+    "Best other, ours",
+    "Best other, paper",
+    "Seeds",
+    "Epochs",
+]
+
+
+def summary(found: Sequence[Section], recipes: Mapping[str, Recipe]) -> str:
+    """Return the summary in Markdown.
+
+    Args:
+        found: The recipes with records, each at one scale.
+        recipes: All recipes, also those without records.
+    """
+    if not found:
+        return "No records are committed yet."
+    compared = [(section, pair) for section in found if (pair := _contest(section)) is not None]
+    ahead = sum(_better(recipe, apo, other) for (recipe, _, _), (apo, other) in compared)
+    with_paper = [(recipe, apo) for (recipe, _, _), (apo, _) in compared if apo.result.paper is not None]
+    reached = sum(not _worse(recipe, apo.result.mean, apo.result.paper) for recipe, apo in with_paper)
+    others = [recipe for recipe, _, _ in found if all(recipe is not one[0] for one, _ in compared)]
+    blocks = [
+        f"APO ends ahead of the best other method in {ahead} of {len(compared)} experiments, and reaches the paper's "
+        f"value in {reached} of the {len(with_paper)} that have one. The better of our two values is bold. "
+        "The scale is the paper's unless the row says cpu, which is a smaller version.",
+        grid(_HEADER, [_line(section, *pair) for section, pair in compared]),
+    ]
+    if others:
+        blocks.append(f"Also measured, without such a comparison: {', '.join(map(_link, others))}.")
+    missing = [f"- {text}" for text in _missing(found, recipes)]
+    if missing:
+        blocks.append("**Not measured yet:**\n\n" + "\n".join(missing))
+    return "\n\n".join(blocks)
+
+
+def _link(recipe: Recipe) -> str:
+    return f"[`{recipe.name}`](#{anchor(recipe.title)})"
+
+
+def _contest(section: Section) -> tuple[Row, Row] | None:
+    """Return the best row of APO and the best row of any other method, or None if one of them is missing."""
+    recipe, _, own = section
+    rows = [row for row in own if not row.settings and row.result.mean is not None]
+    apo, others = [row for row in rows if "APO" in row.label], [row for row in rows if "APO" not in row.label]
+    if recipe.compute is not None or not apo or not others:
+        return None
+    return _best(recipe, apo), _best(recipe, others)
+
+
+def _best(recipe: Recipe, rows: Iterable[Row]) -> Row:
+    return _chooser(recipe)(rows, key=lambda row: row.result.mean)
+
+
+def _chooser(recipe: Recipe) -> Callable:
+    return min if recipe.goal == "min" else max
+
+
+def _better(recipe: Recipe, apo: Row, other: Row) -> bool:
+    return _worse(recipe, other.result.mean, apo.result.mean)
+
+
+def _worse(recipe: Recipe, one: float | None, other: float | None) -> bool:
+    assert one is not None and other is not None
+    return one > other if recipe.goal == "min" else one < other
+
+
+def _line(section: Section, apo: Row, other: Row) -> list[str]:
+    recipe, scale, _ = section
+    rivals = [entry for entry in recipe.entries if entry.paper is not None and "APO" not in entry.label]
+    theirs = _chooser(recipe)(rivals, key=lambda entry: entry.paper, default=None)
+    runs = dict.fromkeys(seeds(row) for row in (apo, other))
+    whole, epochs = recipe.scales[scale].epochs, apo.config.epochs
+    return [
+        _link(recipe) + ("" if scale == "paper" else f", {scale}"),
+        words(recipe.metric),
+        _ours(apo, _better(recipe, apo, other)),
+        figure_text(apo.result.paper),
+        _ours(other, _better(recipe, other, apo)),
+        "-" if theirs is None else f"{theirs.label} {figure_text(theirs.paper)}",
+        ", ".join(runs),
+        str(epochs) if epochs == whole else f"{epochs} of {whole}",
+    ]
+
+
+def _ours(row: Row, first: bool) -> str:
+    value = figure_text(row.result.mean)
+    return f"{row.label} {f'**{value}**' if first else value} {spread(row)}".strip()
+
+
+def _missing(found: Sequence[Section], recipes: Mapping[str, Recipe]) -> Iterator[str]:
+    """Say which recipes have no records, which lack methods, and which were run at a smaller scale only."""
+    measured = {recipe.name for recipe, _, _ in found}
+    absent: dict[str, list[Recipe]] = {}
+    for recipe in recipes.values():
+        if recipe.name not in measured:
+            absent.setdefault(recipe.paper, []).append(recipe)
+    rivals = absent.pop(_RIVALS, [])
+    if absent:
+        groups = (f"{paper}: {', '.join(f'`{recipe.name}`' for recipe in group)}" for paper, group in absent.items())
+        yield f"{'; '.join(groups)}."
+    if rivals:
+        names = ", ".join(f"`{recipe.name}`" for recipe in rivals)
+        # The names of these recipes do not say which methods they compare.
+        labels = dict.fromkeys(entry.label for recipe in rivals for entry in recipe.entries if "APO" not in entry.label)
+        yield f"Other optimizers, which the paper does not have: {', '.join(labels)} in {names}."
+    partly = [
+        f"{', '.join(labels)} in `{recipe.name}`"
+        for recipe, _, own in found
+        if (labels := [entry.label for entry in recipe.entries if all(row.label != entry.label for row in own)])
+    ]
+    if partly:
+        yield f"Methods: {'; '.join(partly)}."
+    full = {recipe.name for recipe, scale, _ in found if scale == "paper"}
+    small = [f"`{recipe.name}`" for recipe, _, _ in found if recipe.name not in full and "paper" in recipe.scales]
+    if small:
+        yield f"The paper's scale: {', '.join(dict.fromkeys(small))}."
