@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
@@ -19,7 +20,7 @@ from apo_experiments.methods.passes import EagerPass, forward_context, network_f
 from apo_experiments.methods.schedules import build_scheduler
 from apo_experiments.problem import Budget, Problem
 
-__all__ = ["OBJECTIVE", "TunedStepper", "meta_optimizer"]
+__all__ = ["OBJECTIVE", "TunedStepper", "described", "meta_optimizer"]
 
 #: Hyperparameters of the meta-objective; None for the weights leaves them to the rule.
 OBJECTIVE: dict[str, Any] = {
@@ -29,6 +30,9 @@ OBJECTIVE: dict[str, Any] = {
     "fsd_batch": "previous",
     "other_batch_share": None,  # a number, or "rising": the tuner knows how long the run is, see apo.core.horizon
 }
+
+#: Builds a meta-optimizer from phi.
+MetaOptimizer = Callable[[list[Tensor]], Optimizer]
 
 #: How many records of meta-steps a checkpoint carries along.
 _HISTORY = 100
@@ -149,22 +153,46 @@ def _is_rising(hyper: Mapping[str, Any]) -> bool:
     return True
 
 
-def meta_optimizer(name: str, lr: float, beta2: float) -> Callable[[list[Tensor]], Optimizer]:
-    """Return a factory of meta-optimizers.
+def described(usual: MetaOptimizer) -> dict[str, Any]:
+    """Describe a meta-optimizer of the library, RMSprop or Adam, by the hyperparameters that stand for it.
+
+    Example:
+        >>> from apo.rules.learning_rate import META_OPTIMIZER
+        >>> described(META_OPTIMIZER)
+        {'meta_optimizer': 'corrected-rmsprop', 'meta_lr': 0.1, 'meta_beta2': 0.99}
+    """
+    # By its signature, because the first optimizer that torch builds takes a second, and `apo list` needs none.
+    settings = {name: parameter.default for name, parameter in inspect.signature(usual).parameters.items()}
+    beta1, beta2 = settings.get("betas", (None, settings.get("alpha")))
+    name = "rmsprop" if beta1 is None else "adam" if beta1 else "corrected-rmsprop"
+    return {"meta_optimizer": name, "meta_lr": settings["lr"], "meta_beta2": beta2}
+
+
+def meta_optimizer(usual: MetaOptimizer, hyper: Mapping[str, Any]) -> MetaOptimizer:
+    """Return the library's meta-optimizer, or one that differs from it where hyperparameters say so.
 
     Args:
-        name: ``"rmsprop"`` (the paper's, for rates), ``"corrected-rmsprop"`` (with bias correction), ``"adam"`` or
-            ``"sgd"``.
-        lr: Meta-learning rate.
-        beta2: Decay of the second moment.
+        usual: The library's, which has the defaults.
+        hyper: With ``meta_optimizer``: ``"rmsprop"`` (the paper's, for rates), ``"corrected-rmsprop"`` (with bias
+            correction), ``"adam"`` or ``"sgd"``; ``meta_lr``, the meta-learning rate; and ``meta_beta2``, the decay of
+            the second moment. None is the library's.
 
     Raises:
         UserError: The name is unknown.
 
     Example:
-        >>> type(meta_optimizer("rmsprop", 0.1, 0.99)([torch.zeros(1)])).__name__
-        'RMSprop'
+        >>> from apo.rules.learning_rate import META_OPTIMIZER
+        >>> unset = {"meta_optimizer": None, "meta_lr": None, "meta_beta2": None}
+        >>> meta_optimizer(META_OPTIMIZER, unset) is META_OPTIMIZER
+        True
+        >>> meta_optimizer(META_OPTIMIZER, unset | {"meta_lr": 0.8})([torch.zeros(1)]).param_groups[0]["betas"]
+        (0.0, 0.99)
     """
+    own = described(usual)
+    wanted = own | {key: hyper[key] for key in own if hyper[key] is not None}
+    if wanted == own:
+        return usual
+    name, lr, beta2 = wanted.values()
     choose("meta_optimizer", name, _META_OPTIMIZERS)
     if name == "sgd":
         return functools.partial(torch.optim.SGD, lr=lr)

@@ -100,6 +100,20 @@ def test_presets_of_the_rate_are_the_librarys_and_the_papers():
     assert (group["lr"], group["betas"]) == (0.1, (0.0, 0.99))
 
 
+def test_meta_optimizers_are_the_librarys_where_nothing_is_set():
+    model = nn.Linear(2, 2)
+    sgdm, kronecker = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), apo.Kronecker(model)
+    for method, preset, own in (
+        ("sgdm-apo", {}, apo.LearningRate(sgdm)),
+        ("sgdm-apo", {"preset": "paper"}, apo.LearningRate.paper(sgdm)),
+        ("apo-rate-momentum", {}, apo.RateAndMomentum(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))),
+        ("apo-precond", {}, apo.Preconditioned(kronecker)),
+        ("apo-precond", {"preset": "paper"}, apo.Preconditioned.paper(kronecker)),
+    ):
+        built = build(method, classification(), preset).tuner.rule.meta_optimizer  # type: ignore[attr-defined]
+        assert type(built) is type(own.meta_optimizer) and built.defaults == own.meta_optimizer.defaults
+
+
 def test_explicit_values_overrule_the_preset():
     overrides = {"preset": "paper", "look_ahead": "tail", "sigma": "2", "warm_start": "true", "max_change": "0.5"}
     meta = {"meta_optimizer": "adam", "meta_lr": "0.03", "meta_beta2": "0.9", "per_group": "true"}
