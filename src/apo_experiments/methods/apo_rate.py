@@ -21,7 +21,7 @@ __all__ = ["RATE", "rate_rule"]
 _RULE: dict[str, Any] = {
     "preset": "default",
     "look_ahead": None,
-    "sigma": None,
+    "over_relaxation": None,
     "warm_start": None,
     "max_change": None,  # 0 for no limit
     "per_group": False,
@@ -43,21 +43,21 @@ def rate_rule(optimizer: torch.optim.Optimizer, hyper: Mapping[str, Any]) -> apo
     Args:
         optimizer: The base optimizer.
         hyper: With ``preset`` (``"default"``: the library's, or ``"paper"``), and what overrules it where it is not
-            None: ``look_ahead``, ``sigma``, ``warm_start``, ``max_change``, ``meta_optimizer``, ``meta_lr``,
-            ``meta_beta2``.
+            None: ``look_ahead``, ``over_relaxation``, ``warm_start``, ``max_change``, ``meta_optimizer``,
+            ``meta_lr``, ``meta_beta2``.
 
     Raises:
         UserError: The preset or the meta-optimizer is unknown.
 
     Example:
         >>> base = torch.optim.SGD([torch.zeros(2, 2)], lr=0.1)
-        >>> rule = rate_rule(base, _RULE | {"preset": "paper", "sigma": 2.0})
+        >>> rule = rate_rule(base, _RULE | {"preset": "paper", "over_relaxation": 2.0})
         >>> rule.look_ahead, rule.over_relaxation
         ('step', 2.0)
     """
     build, usual = _PRESETS[choose("preset", hyper["preset"], tuple(_PRESETS))]
-    names = {"look_ahead": "look_ahead", "sigma": "over_relaxation", "warm_start": "warm_start"}
-    options: dict[str, Any] = {names[key]: hyper[key] for key in names if hyper[key] is not None}
+    given = ("look_ahead", "over_relaxation", "warm_start")
+    options: dict[str, Any] = {name: hyper[name] for name in given if hyper[name] is not None}
     if hyper["max_change"] is not None:
         options["max_change"] = hyper["max_change"] or None
     return build(optimizer, per_group=hyper["per_group"], meta_optimizer=meta_optimizer(usual, hyper), **options)

@@ -28,7 +28,8 @@ OBJECTIVE: dict[str, Any] = {
     "fsd_weight": None,
     "wsd_weight": None,
     "fsd_batch": "previous",
-    "other_batch_share": None,  # a number, or "rising": the tuner knows how long the run is, see apo.core.horizon
+    "other_batch_share": None,
+    "total_steps": None,  # "auto": the tuner is told how long the run is, see apo.core.horizon
 }
 
 #: Builds a meta-optimizer from phi.
@@ -64,7 +65,6 @@ class TunedStepper(Stepper):
     """
 
     def __init__(self, problem: Problem, rule: apo.Rule, hyper: Mapping[str, Any], budget: Budget) -> None:
-        rising = _is_rising(hyper)
         self.tuner = apo.APO(
             network_for_meta_steps(problem, hyper),
             rule,
@@ -74,8 +74,8 @@ class TunedStepper(Stepper):
             fsd_weight=hyper["fsd_weight"],
             wsd_weight=hyper["wsd_weight"],
             fsd_batch=choose("fsd_batch", hyper["fsd_batch"], ("previous", "same")),
-            other_batch_share=None if rising else hyper["other_batch_share"],
-            total_steps=budget.steps if rising else None,
+            other_batch_share=_share(hyper),
+            total_steps=_total_steps(hyper, budget),
             history_limit=_HISTORY,
         )
         self._model = problem.model
@@ -134,23 +134,33 @@ class TunedStepper(Stepper):
             scheduler.load_state_dict(saved)
 
 
-def _is_rising(hyper: Mapping[str, Any]) -> bool:
-    """Tell whether the share of the other batch rises towards the end, and refuse what it does not go with."""
+def _share(hyper: Mapping[str, Any]) -> float | None:
     share = hyper["other_batch_share"]
-    if not isinstance(share, str):
-        return False
-    choose("other_batch_share", share, ("rising",))
+    if isinstance(share, str):
+        raise UserError(f"other_batch_share was {share!r}: it must be a number from 0 to 1, or none.")
+    return share
+
+
+def _total_steps(hyper: Mapping[str, Any], budget: Budget) -> int | None:
+    """Return how long the tuner is told that the run is, and refuse settings with which it cannot be told."""
+    given = hyper["total_steps"]
+    if given is None:
+        return None
+    if given != "auto" and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
+        raise UserError(
+            f"total_steps was {given!r}: it must be auto for the length of the run, a whole number from 1 on, or none."
+        )
     if hyper["fsd_batch"] == "same":
         raise UserError(
-            "other_batch_share=rising needs a batch beside the step's own, and fsd_batch=same leaves it out: "
-            "--set other_batch_share=none as well."
+            f"total_steps={given} needs a batch beside the step's own, and fsd_batch=same leaves it out: "
+            "--set total_steps=none as well."
         )
     if hyper.get("preset") == "paper":
         raise UserError(
-            "preset=paper stands for the paper's settings, and other_batch_share=rising is none of them: "
-            "--set other_batch_share=none as well."
+            f"preset=paper stands for the paper's settings, and total_steps={given} is not one of them: "
+            "--set total_steps=none as well."
         )
-    return True
+    return budget.steps if given == "auto" else given
 
 
 def described(usual: MetaOptimizer) -> dict[str, Any]:
