@@ -146,7 +146,7 @@ def read(path: Path) -> Record:
     """
     lines = _readable_lines(path)
     try:
-        config = RunConfig(**lines[0]["config"])
+        config = RunConfig.from_record(lines[0]["config"])
     except (IndexError, KeyError, TypeError):
         raise UserError(f"{path} is missing or damaged: give the command of its run again.") from None
     rows = [line for line in lines if line["kind"] == "row"]

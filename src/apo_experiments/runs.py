@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from apo_experiments import renamed
 
 __all__ = ["RunConfig"]
 
@@ -41,9 +43,25 @@ class RunConfig:
     device: str = "cpu"
     compiled: bool = False
 
+    @classmethod
+    def from_record(cls, content: Mapping[str, Any]) -> RunConfig:
+        """Read what a record says of its run; hyperparameters under former names get the names of today.
+
+        Raises:
+            TypeError: It has an attribute too many or too few.
+
+        Example:
+            >>> config = RunConfig("r", "APO", "sgd-apo", "cpu", 0, 1, {"over_relaxation": 2.0})
+            >>> RunConfig.from_record({**asdict(config), "hyper": {"sigma": 2.0}}) == config
+            True
+        """
+        config = cls(**content)
+        return replace(config, hyper=renamed.of_today(config.hyper))
+
     def identity(self) -> str:
         """Return a short hash of all that the result depends on: the same command finds its run again."""
         content = asdict(self)
+        content["hyper"] = renamed.as_first_named(self.hyper)
         del content["device"], content["compiled"]
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:10]
 

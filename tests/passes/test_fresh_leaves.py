@@ -8,8 +8,7 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch.nn.utils import parametrizations
 
-from apo.passes.graphs import _gradients
-from apo.passes.graphs import fresh_leaves
+from apo.passes.graphs import _gradients, fresh_leaves
 
 
 class Tied(nn.Module):

@@ -40,8 +40,10 @@ from apo.vectors import advance_, differences, dot, norm, scaled
 
 __all__ = ["LearningRate"]
 
-#: RMSprop with bias correction is Adam without its first moment.
-_bias_corrected_rmsprop = functools.partial(torch.optim.Adam, lr=0.1, betas=(0.0, 0.99))
+#: RMSprop with bias correction, which is Adam without its first moment.
+META_OPTIMIZER = functools.partial(torch.optim.Adam, lr=0.1, betas=(0.0, 0.99))
+#: The paper's, without bias correction.
+PAPER_META_OPTIMIZER = functools.partial(torch.optim.RMSprop, lr=0.1)
 #: A step at a small rate drowns in the rounding of the weights; one at this rate keeps its leading digits.
 _MEASURING_RATE = 2.0**14
 _LOOK_AHEADS = ("tail", "step")
@@ -107,7 +109,7 @@ class LearningRate(Rule):
         self.max_change = max_change
         self.bounds = bounds
         self.warm_start = warm_start
-        self._build_meta_optimizer = meta_optimizer or _bias_corrected_rmsprop
+        self._build_meta_optimizer = meta_optimizer or META_OPTIMIZER
         self._groups: list[ScheduledGroup] = []
         self._phi: list[Tensor] = []
         self._ratios: list[float] = []  # rate of each group relative to its phi
@@ -132,7 +134,7 @@ class LearningRate(Rule):
         settings: dict[str, Any] = {
             "look_ahead": "step",
             "over_relaxation": 1.0,
-            "meta_optimizer": functools.partial(torch.optim.RMSprop, lr=0.1),
+            "meta_optimizer": PAPER_META_OPTIMIZER,
             "max_change": None,
             "warm_start": False,
         }

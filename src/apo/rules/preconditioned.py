@@ -77,7 +77,7 @@ class Preconditioned(Rule):
         self.patience = whole_number("patience", patience, "use guard=False to hand over by step count")
         self.warmup_interval = None if warmup_interval is None else whole_number("warmup_interval", warmup_interval)
         self.warm_start = warm_start
-        self.meta_optimizer = (meta_optimizer or functools.partial(meta_adam, lr=1e-3))(
+        self.meta_optimizer = (meta_optimizer or META_OPTIMIZER)(
             self.phi() or [torch.zeros(0)]  # a process that keeps no block
         )
         self._streak = 0
@@ -96,7 +96,7 @@ class Preconditioned(Rule):
             0.0001
         """
         settings: dict[str, Any] = {
-            "meta_optimizer": functools.partial(meta_adam, lr=1e-4),
+            "meta_optimizer": PAPER_META_OPTIMIZER,
             "guard": False,
         }
         return cls(optimizer, **(settings | options))
@@ -180,6 +180,11 @@ def meta_adam(phi: list[Tensor], lr: float, betas: tuple[float, float] = (0.9, 0
     """
     on_gpu = all(factor.is_cuda for factor in phi)
     return torch.optim.Adam(phi, lr=lr, betas=betas, fused=True if on_gpu else None)
+
+
+#: The default meta-optimizer, and the paper's.
+META_OPTIMIZER = functools.partial(meta_adam, lr=1e-3)
+PAPER_META_OPTIMIZER = functools.partial(meta_adam, lr=1e-4)
 
 
 class _PreconditionedProposal(Proposal):

@@ -27,6 +27,9 @@ from apo.vectors import dot, wide
 
 __all__ = ["RateAndMomentum"]
 
+#: RMSprop with bias correction, as for a learned rate alone, but slower.
+META_OPTIMIZER = functools.partial(torch.optim.Adam, lr=0.05, betas=(0.0, 0.99))
+
 
 class RateAndMomentum(Rule):
     """Learn ``lr`` and ``momentum`` of :class:`torch.optim.SGD`, the same for all param groups.
@@ -64,8 +67,7 @@ class RateAndMomentum(Rule):
         self._log_rate = torch.tensor(math.log(rate), dtype=torch.float64)
         self._logit = torch.tensor(math.log(momentum / (1 - momentum)), dtype=torch.float64)
         self._adopt_groups()
-        factory = meta_optimizer or functools.partial(torch.optim.Adam, lr=0.05, betas=(0.0, 0.99))
-        self.meta_optimizer = factory(self.phi())
+        self.meta_optimizer = (meta_optimizer or META_OPTIMIZER)(self.phi())
         self._buffers: dict[Tensor, Tensor] = {}
 
     def phi(self) -> list[Tensor]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from apo_experiments import renamed
 from apo_experiments.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,6 +27,7 @@ __all__ = [
     "grid",
     "nearest",
     "overrides",
+    "read_former_names",
     "recipes",
     "runs_folder",
     "writable",
@@ -163,6 +167,25 @@ def deadline(arguments: argparse.Namespace) -> float | None:
         True
     """
     return None if arguments.time_limit is None else time.time() + arguments.time_limit
+
+
+def read_former_names(arguments: argparse.Namespace) -> None:
+    """Put names of today into ``--set`` and ``--grid``, and tell the user of each name that is none.
+
+    Raises:
+        UserError: See :func:`apo_experiments.renamed.in_words_of_today`.
+
+    Example:
+        >>> arguments = argparse.Namespace(set=["sigma=2"], grid=None)
+        >>> read_former_names(arguments)
+        >>> arguments.set
+        ['over_relaxation=2']
+    """
+    words, axes, sentences = renamed.in_words_of_today(arguments.set or (), getattr(arguments, "grid", None) or ())
+    arguments.set, arguments.grid = words or None, axes or None
+    for sentence in sentences:
+        with suppress(OSError):  # that nobody reads it does not stop the command
+            print(f"apo: {sentence}", file=sys.stderr, flush=True)
 
 
 def overrides(arguments: argparse.Namespace) -> dict[str, str]:

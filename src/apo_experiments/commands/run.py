@@ -65,6 +65,7 @@ def execute(arguments: argparse.Namespace) -> int:
     """
     deadline = options.deadline(arguments)
     options.writable("--json", arguments.json)
+    options.read_former_names(arguments)
     from apo_experiments.commands.planned import planned
     from apo_experiments.execution import Assignment
 

@@ -50,6 +50,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
     deadline = options.deadline(arguments)
     options.writable("--json", arguments.json)
+    options.read_former_names(arguments)
     (recipe, *others) = options.recipes([arguments.recipe])
     if others:
         raise UserError("`apo sweep` takes one recipe, not all: name one of those that `apo list` shows.")

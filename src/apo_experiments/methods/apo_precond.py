@@ -10,14 +10,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import apo
+from apo.rules import preconditioned
 from apo_experiments.method import Method, Stepper
 from apo_experiments.methods.hyper import COMMON, choose
-from apo_experiments.methods.tuned import OBJECTIVE, TunedStepper, meta_optimizer
+from apo_experiments.methods.tuned import OBJECTIVE, TunedStepper, described, meta_optimizer
 from apo_experiments.problem import Budget, Problem
 
 __all__ = ["PRECONDITIONED"]
 
-#: Hyperparameters of the step and of the rule; None leaves a value to the preset.
+#: Hyperparameters of the step and of the rule; None leaves a value to the preset, and so to the library.
 _DEFAULTS: dict[str, Any] = {
     "lr": 1.0,  # P0, the multiple of the identity that the preconditioner starts from
     "preset": "default",
@@ -26,9 +27,8 @@ _DEFAULTS: dict[str, Any] = {
     "clip": None,  # the largest norm of an update
     "decoupled_weight_decay": False,
     "warm_start": None,  # scale P to this multiple of the best step along the first gradient
-    "meta_optimizer": "adam",
+    **described(preconditioned.META_OPTIMIZER),
     "meta_lr": None,
-    "meta_beta2": 0.999,
     # How the meta-rate falls, in the words of "schedule": Adam's steps stay as long as they were, and their
     # noise adds up in every element of the factors.
     "meta_schedule": "fixed",
@@ -44,8 +44,11 @@ _DEFAULTS: dict[str, Any] = {
     "patience": 3,
 }
 
-#: Meta-learning rate, and whether the warm-up ends only once the look-ahead helps.
-_PRESETS: dict[str, tuple[float, bool]] = {"default": (1e-3, True), "paper": (1e-4, False)}
+#: How the library builds the rule and its meta-optimizer, by preset.
+_PRESETS = {
+    "default": (apo.Preconditioned, preconditioned.META_OPTIMIZER),
+    "paper": (apo.Preconditioned.paper, preconditioned.PAPER_META_OPTIMIZER),
+}
 
 _STRUCTURES: dict[str, type[apo.Preconditioner]] = {
     "kronecker": apo.Kronecker,
@@ -89,7 +92,7 @@ def _by_width(
 
 
 def _build(structure: str, problem: Problem, hyper: Mapping[str, Any], budget: Budget) -> Stepper:
-    preset_rate, preset_guard = _PRESETS[choose("preset", hyper["preset"], tuple(_PRESETS))]
+    build_rule, usual = _PRESETS[choose("preset", hyper["preset"], tuple(_PRESETS))]
     parameters = [p for p in problem.model.parameters() if p.requires_grad]
     warmup = _warmup(parameters, hyper)
     steps = min(3000, budget.steps // 10) if hyper["warmup_steps"] is None else hyper["warmup_steps"]
@@ -106,13 +109,10 @@ def _build(structure: str, problem: Problem, hyper: Mapping[str, Any], budget: B
         warmup_steps=0 if warmup is None else steps,
         **options,
     )
-    rate = preset_rate if hyper["meta_lr"] is None else hyper["meta_lr"]
-    rule = apo.Preconditioned(
+    rule = build_rule(
         optimizer,
-        meta_optimizer=_by_width(
-            meta_optimizer(hyper["meta_optimizer"], rate, hyper["meta_beta2"]), optimizer, hyper["meta_width"]
-        ),
-        guard=preset_guard if hyper["guard"] is None else hyper["guard"],
+        meta_optimizer=_by_width(meta_optimizer(usual, hyper), optimizer, hyper["meta_width"]),
+        **({} if hyper["guard"] is None else {"guard": hyper["guard"]}),
         patience=hyper["patience"],
         warmup_interval=hyper["warmup_interval"],
         warm_start=hyper["warm_start"],

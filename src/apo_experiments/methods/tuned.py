@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
@@ -19,7 +20,7 @@ from apo_experiments.methods.passes import EagerPass, forward_context, network_f
 from apo_experiments.methods.schedules import build_scheduler
 from apo_experiments.problem import Budget, Problem
 
-__all__ = ["OBJECTIVE", "TunedStepper", "meta_optimizer"]
+__all__ = ["OBJECTIVE", "TunedStepper", "described", "meta_optimizer"]
 
 #: Hyperparameters of the meta-objective; None for the weights leaves them to the rule.
 OBJECTIVE: dict[str, Any] = {
@@ -27,8 +28,12 @@ OBJECTIVE: dict[str, Any] = {
     "fsd_weight": None,
     "wsd_weight": None,
     "fsd_batch": "previous",
-    "other_batch_share": None,  # a number, or "rising": the tuner knows how long the run is, see apo.core.objective
+    "other_batch_share": None,
+    "total_steps": None,  # "auto": the tuner is told how long the run is, see apo.core.objective
 }
+
+#: Builds a meta-optimizer from phi.
+MetaOptimizer = Callable[[list[Tensor]], Optimizer]
 
 #: How many records of meta-steps a checkpoint carries along.
 _HISTORY = 100
@@ -60,7 +65,6 @@ class TunedStepper(Stepper):
     """
 
     def __init__(self, problem: Problem, rule: apo.Rule, hyper: Mapping[str, Any], budget: Budget) -> None:
-        rising = _is_rising(hyper)
         self.tuner = apo.APO(
             rule,
             network_for_meta_steps(problem, hyper),
@@ -70,8 +74,8 @@ class TunedStepper(Stepper):
             fsd_weight=hyper["fsd_weight"],
             wsd_weight=hyper["wsd_weight"],
             fsd_batch=choose("fsd_batch", hyper["fsd_batch"], ("previous", "same")),
-            other_batch_share=None if rising else hyper["other_batch_share"],
-            total_steps=budget.steps if rising else None,
+            other_batch_share=_share(hyper),
+            total_steps=_total_steps(hyper, budget),
             history_limit=_HISTORY,
         )
         self._model = problem.model
@@ -130,41 +134,75 @@ class TunedStepper(Stepper):
             scheduler.load_state_dict(saved)
 
 
-def _is_rising(hyper: Mapping[str, Any]) -> bool:
-    """Tell whether the share of the other batch rises towards the end, and refuse what it does not go with."""
+def _share(hyper: Mapping[str, Any]) -> float | None:
     share = hyper["other_batch_share"]
-    if not isinstance(share, str):
-        return False
-    choose("other_batch_share", share, ("rising",))
+    if isinstance(share, str):
+        raise UserError(f"other_batch_share was {share!r}: it must be a number from 0 to 1, or none.")
+    return share
+
+
+def _total_steps(hyper: Mapping[str, Any], budget: Budget) -> int | None:
+    """Return how long the tuner is told that the run is, and refuse settings with which it cannot be told."""
+    given = hyper["total_steps"]
+    if given is None:
+        return None
+    if given != "auto" and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
+        raise UserError(
+            f"total_steps was {given!r}: it must be auto for the length of the run, a whole number from 1 on, or none."
+        )
     if hyper["fsd_batch"] == "same":
         raise UserError(
-            "other_batch_share=rising needs a batch beside the step's own, and fsd_batch=same leaves it out: "
-            "--set other_batch_share=none as well."
+            f"total_steps={given} needs a batch beside the step's own, and fsd_batch=same leaves it out: "
+            "--set total_steps=none as well."
         )
     if hyper.get("preset") == "paper":
         raise UserError(
-            "preset=paper stands for the paper's settings, and other_batch_share=rising is none of them: "
-            "--set other_batch_share=none as well."
+            f"preset=paper stands for the paper's settings, and total_steps={given} is not one of them: "
+            "--set total_steps=none as well."
         )
-    return True
+    return budget.steps if given == "auto" else given
 
 
-def meta_optimizer(name: str, lr: float, beta2: float) -> Callable[[list[Tensor]], Optimizer]:
-    """Return a factory of meta-optimizers.
+def described(usual: MetaOptimizer) -> dict[str, Any]:
+    """Describe a meta-optimizer of the library, RMSprop or Adam, by the hyperparameters that stand for it.
+
+    Example:
+        >>> from apo.rules.learning_rate import META_OPTIMIZER
+        >>> described(META_OPTIMIZER)
+        {'meta_optimizer': 'corrected-rmsprop', 'meta_lr': 0.1, 'meta_beta2': 0.99}
+    """
+    # By its signature, because the first optimizer that torch builds takes a second, and `apo list` needs none.
+    settings = {name: parameter.default for name, parameter in inspect.signature(usual).parameters.items()}
+    beta1, beta2 = settings.get("betas", (None, settings.get("alpha")))
+    name = "rmsprop" if beta1 is None else "adam" if beta1 else "corrected-rmsprop"
+    return {"meta_optimizer": name, "meta_lr": settings["lr"], "meta_beta2": beta2}
+
+
+def meta_optimizer(usual: MetaOptimizer, hyper: Mapping[str, Any]) -> MetaOptimizer:
+    """Return the library's meta-optimizer, or one that differs from it where hyperparameters say so.
 
     Args:
-        name: ``"rmsprop"`` (the paper's, for rates), ``"corrected-rmsprop"`` (with bias correction), ``"adam"`` or
-            ``"sgd"``.
-        lr: Meta-learning rate.
-        beta2: Decay of the second moment.
+        usual: The library's, which has the defaults.
+        hyper: With ``meta_optimizer``: ``"rmsprop"`` (the paper's, for rates), ``"corrected-rmsprop"`` (with bias
+            correction), ``"adam"`` or ``"sgd"``; ``meta_lr``, the meta-learning rate; and ``meta_beta2``, the decay of
+            the second moment. None is the library's.
 
     Raises:
         UserError: The name is unknown.
 
     Example:
-        >>> type(meta_optimizer("rmsprop", 0.1, 0.99)([torch.zeros(1)])).__name__
-        'RMSprop'
+        >>> from apo.rules.learning_rate import META_OPTIMIZER
+        >>> unset = {"meta_optimizer": None, "meta_lr": None, "meta_beta2": None}
+        >>> meta_optimizer(META_OPTIMIZER, unset) is META_OPTIMIZER
+        True
+        >>> meta_optimizer(META_OPTIMIZER, unset | {"meta_lr": 0.8})([torch.zeros(1)]).param_groups[0]["betas"]
+        (0.0, 0.99)
     """
+    own = described(usual)
+    wanted = own | {key: hyper[key] for key in own if hyper[key] is not None}
+    if wanted == own:
+        return usual
+    name, lr, beta2 = wanted.values()
     choose("meta_optimizer", name, _META_OPTIMIZERS)
     if name == "sgd":
         return functools.partial(torch.optim.SGD, lr=lr)

@@ -101,7 +101,7 @@ def read(path: Path) -> Record:
     """
     try:
         whole = json.loads(path.read_text())
-        config = RunConfig(**whole["config"])
+        config = RunConfig.from_record(whole["config"])
         header = {"kind": "header", **{key: whole[key] for key in ("config", *_ABOUT) if key in whole}}
         columns = whole["columns"]
         count = len(next(iter(columns.values()), []))

@@ -7,8 +7,8 @@ ReLU units, batches of 100, 100 epochs, judged by the training loss. The paper g
 the appendix repeats ResNet-34's RMSprop with a schedule as 93.97 where Table 4 has 93.87.
 
 APO runs with the library's defaults (tail look-ahead, over-relaxation 1.4) and knows how long the run is, so that the
-rate falls towards its end (:mod:`apo.core.objective`); ``--set other_batch_share=none`` keeps it from it.
-``--set preset=paper other_batch_share=none`` gives the paper's settings, with which a rate with momentum runs away.
+rate falls towards its end (:mod:`apo.core.objective`); ``--set total_steps=none`` leaves that out.
+``--set preset=paper total_steps=none`` gives the paper's settings, with which a rate with momentum runs away.
 
 Fixed and initial rates and weight decay are starting points from the grids, not yet the best of a sweep.
 
@@ -35,7 +35,7 @@ _FIXED = {"SGD": 0.1, "SGDm": 0.01, "RMSprop": 3e-4, "Adam": 3e-4}
 _START = {"SGD": 0.3, "SGDm": 0.1, "RMSprop": 1e-3, "Adam": 1e-3}
 
 #: Learned rates: the library's own, told how many steps there are.
-_LEARNED = {"fsd_weight": 0.3, "other_batch_share": "rising"}
+_LEARNED = {"fsd_weight": 0.3, "total_steps": "auto"}
 
 #: Table 4: fixed, step schedule, APO; for SVHN the text of appendix C.2.
 _PAPER: dict[str, dict[str, tuple[float, float, float]]] = {

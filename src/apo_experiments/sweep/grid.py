@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from apo_experiments import renamed
 from apo_experiments.errors import UserError
 from apo_experiments.recipe import Entry, Recipe
 from apo_experiments.records import Record
@@ -62,7 +63,10 @@ class Search:
         content = [
             self.recipe.metric,
             self.recipe.goal,
-            [(_text(point.hyper), [config.identity() for config in point.configs]) for point in self.points],
+            [
+                (_text(renamed.as_first_named(point.hyper)), [config.identity() for config in point.configs])
+                for point in self.points
+            ],
         ]
         digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:10]
         return f"{self.recipe.name}/{self.scale}/{self.label}/{digest}"

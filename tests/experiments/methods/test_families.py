@@ -100,8 +100,23 @@ def test_presets_of_the_rate_are_the_librarys_and_the_papers():
     assert (group["lr"], group["betas"]) == (0.1, (0.0, 0.99))
 
 
+def test_meta_optimizers_are_the_librarys_where_nothing_is_set():
+    model = nn.Linear(2, 2)
+    sgdm, kronecker = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), apo.Kronecker(model)
+    for method, preset, own in (
+        ("sgdm-apo", {}, apo.LearningRate(sgdm)),
+        ("sgdm-apo", {"preset": "paper"}, apo.LearningRate.paper(sgdm)),
+        ("apo-rate-momentum", {}, apo.RateAndMomentum(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))),
+        ("apo-precond", {}, apo.Preconditioned(kronecker)),
+        ("apo-precond", {"preset": "paper"}, apo.Preconditioned.paper(kronecker)),
+    ):
+        built = build(method, classification(), preset).tuner.rule.meta_optimizer  # type: ignore[attr-defined]
+        assert type(built) is type(own.meta_optimizer) and built.defaults == own.meta_optimizer.defaults
+
+
 def test_explicit_values_overrule_the_preset():
-    overrides = {"preset": "paper", "look_ahead": "tail", "sigma": "2", "warm_start": "true", "max_change": "0.5"}
+    overrides = {"preset": "paper", "look_ahead": "tail", "warm_start": "true", "max_change": "0.5"}
+    overrides["over_relaxation"] = "2"
     meta = {"meta_optimizer": "adam", "meta_lr": "0.03", "meta_beta2": "0.9", "per_group": "true"}
     rule = build("adam-apo", classification(), overrides | meta).tuner.rule  # type: ignore[attr-defined]
     assert (rule.look_ahead, rule.over_relaxation, rule.warm_start, rule.max_change) == ("tail", 2, True, 0.5)
@@ -172,18 +187,28 @@ def test_ablations_reach_the_tuner():
     assert tuner.objective.other_batch_share == 1
 
 
-def test_a_rising_share_knows_how_long_the_run_is():
-    tuner = build("sgdm-apo", classification(), {"other_batch_share": "rising"}).tuner  # type: ignore[attr-defined]
-    assert tuner.objective.horizon.total_steps == STEPS
-    with pytest.raises(UserError, match="other_batch_share"):
-        build("sgdm-apo", classification(), {"other_batch_share": "falling"})
+@pytest.mark.parametrize(("given", "told"), [("auto", STEPS), ("none", None), (7, 7)])
+def test_the_tuner_is_told_how_long_the_run_is(given, told):
+    objective = build("sgdm-apo", classification(), {"total_steps": given}).tuner.objective  # type: ignore[attr-defined]
+    assert getattr(objective.horizon, "total_steps", None) == told
+
+
+@pytest.mark.parametrize("wrong", ["rising", "0", "1.5", "true"])
+def test_a_length_that_is_no_number_of_steps_is_refused(wrong):
+    with pytest.raises(UserError, match=r"total_steps was .*: it must be auto for the length of the run"):
+        build("sgdm-apo", classification(), {"total_steps": wrong})
+
+
+def test_a_share_in_words_is_refused():
+    with pytest.raises(UserError, match="other_batch_share was 'rising': it must be a number from 0 to 1, or none"):
+        build("sgdm-apo", classification(), {"other_batch_share": "rising"})
 
 
 @pytest.mark.parametrize("other", [{"fsd_batch": "same"}, {"preset": "paper"}])
-def test_a_rising_share_is_refused_where_it_makes_no_sense(other):
-    build("sgdm-apo", classification(), {"other_batch_share": None, **other})
-    with pytest.raises(UserError, match="--set other_batch_share=none as well"):
-        build("sgdm-apo", classification(), {"other_batch_share": "rising", **other})
+def test_the_length_of_the_run_is_refused_where_it_makes_no_sense(other):
+    build("sgdm-apo", classification(), {"total_steps": None, **other})
+    with pytest.raises(UserError, match="--set total_steps=none as well"):
+        build("sgdm-apo", classification(), {"total_steps": "auto", **other})
 
 
 def test_factored_convolutions_have_smaller_factors():

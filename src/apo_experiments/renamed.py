@@ -1,0 +1,136 @@
+"""Settings that have the library's names now, and what they were called before.
+
+Records keep the settings of their runs, and commands are in scripts and on pages, so the former names are still read:
+
+- ``sigma`` is ``over_relaxation``;
+- ``other_batch_share=rising`` is ``total_steps=auto``. As one setting had both meanings, any other value of
+  ``other_batch_share`` meant ``total_steps=none`` as well.
+
+A run has the same identity under both names, so its folder, its compact record and its study are found again.
+
+The command line reads the former names in the one release that comes after 0.1.0; then :func:`in_words_of_today` can be
+deleted. :func:`of_today` and :func:`as_first_named` stay as long as there are records that need them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from apo_experiments.errors import UserError
+
+__all__ = ["as_first_named", "in_words_of_today", "of_today"]
+
+_NAMES = {"sigma": "over_relaxation"}
+_SHARE, _RISING = "other_batch_share", "rising"
+_LENGTH, _KNOWN = "total_steps", "auto"
+
+
+def of_today(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the complete settings of a recorded run under the names of today, in the same order.
+
+    Example:
+        >>> of_today({"other_batch_share": "rising", "sigma": 2.0})
+        {'other_batch_share': None, 'total_steps': 'auto', 'over_relaxation': 2.0}
+        >>> of_today({"other_batch_share": 0.5})
+        {'other_batch_share': 0.5, 'total_steps': None}
+    """
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        if key == _SHARE and _LENGTH not in settings:
+            rising = value == _RISING
+            found |= {_SHARE: None if rising else value, _LENGTH: _KNOWN if rising else None}
+        else:
+            found[_NAMES.get(key, key)] = value
+    return found
+
+
+def as_first_named(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings under their first names, by which runs are identified; the inverse of :func:`of_today`.
+
+    Example:
+        >>> as_first_named({"other_batch_share": None, "total_steps": "auto", "over_relaxation": 2.0})
+        {'other_batch_share': 'rising', 'sigma': 2.0}
+        >>> as_first_named({"other_batch_share": 0.5, "total_steps": "auto"})  # there was no name for it
+        {'other_batch_share': 0.5, 'total_steps': 'auto'}
+    """
+    first = {name: former for former, name in _NAMES.items()}
+    found = {first.get(key, key): value for key, value in settings.items()}
+    if found.get(_LENGTH, "") is None:
+        del found[_LENGTH]
+        found.setdefault(_SHARE, None)
+    elif found.get(_LENGTH) == _KNOWN and found.get(_SHARE) is None:
+        del found[_LENGTH]
+        found[_SHARE] = _RISING
+    return found
+
+
+def in_words_of_today(settings: Sequence[str], grid: Sequence[str] = ()) -> tuple[list[str], list[str], list[str]]:
+    """Return the pairs of ``--set`` and of ``--grid`` under the names of today, and a sentence on each that was not.
+
+    Args:
+        settings: Pairs such as ``"lr=0.1"``; what is no pair stays as it is.
+        grid: Pairs such as ``"lr=0.1,0.03"``.
+
+    Raises:
+        UserError: A setting was given under both of its names, or there is no name of today for what was given.
+
+    Example:
+        >>> in_words_of_today(["lr=0.1", "sigma=2"])
+        (['lr=0.1', 'over_relaxation=2'], [], ['sigma is over_relaxation now: write --set over_relaxation=2.'])
+        >>> in_words_of_today(["other_batch_share=rising"])[0]
+        ['other_batch_share=none', 'total_steps=auto']
+        >>> in_words_of_today([], ["other_batch_share=rising,none"])[1]
+        ['total_steps=auto,none']
+    """
+    given = {_key(pair) for pair in (*settings, *grid)}
+    sentences: list[str] = []
+    words = [_renamed(pair, "--set", given, sentences) for pair in settings]
+    axes = [_renamed(pair, "--grid", given, sentences) for pair in grid]
+    if _LENGTH in given:
+        return words, axes, sentences
+    for place, pair in enumerate(axes):
+        if _key(pair) == _SHARE and _RISING in (values := _values(pair)):
+            axes[place] = f"{_LENGTH}={','.join(map(_length, values))}"
+            sentences.append(f"{_SHARE}={_RISING} is {_LENGTH}={_KNOWN} now: write --grid {axes[place]}.")
+            return words, axes, sentences
+    for place, pair in enumerate(words):
+        if _key(pair) == _SHARE and _values(pair) == [_RISING]:
+            words[place] = f"{_SHARE}=none"
+            sentences.append(f"{_SHARE}={_RISING} is {_LENGTH}={_KNOWN} now: write --set {_LENGTH}={_KNOWN}.")
+            return [*words, f"{_LENGTH}={_KNOWN}"], axes, sentences
+    if _SHARE in given:
+        words.append(f"{_LENGTH}=none")
+        sentences.append(
+            f"{_SHARE} without {_LENGTH} is read as {_LENGTH}=none too, as before: write --set {_LENGTH}=none, or "
+            f"{_LENGTH}={_KNOWN} for a share that rises towards the end of the run."
+        )
+    return words, axes, sentences
+
+
+def _renamed(pair: str, option: str, given: set[str], sentences: list[str]) -> str:
+    former, _, text = pair.partition("=")
+    name = _NAMES.get(former.strip())
+    if name is None:
+        return pair
+    if name in given:
+        raise UserError(f"{former.strip()} is {name} now, and both were given: leave {former.strip()} out.")
+    sentences.append(f"{former.strip()} is {name} now: write {option} {name}={text.strip()}.")
+    return f"{name}={text.strip()}"
+
+
+def _length(share: str) -> str:
+    if share not in (_RISING, "none"):
+        raise UserError(
+            f"{_SHARE}={_RISING} is {_LENGTH}={_KNOWN} now, so one axis cannot have {_RISING} and {share}: give two "
+            f"commands, with --grid {_SHARE}=... and with --set {_LENGTH}={_KNOWN}."
+        )
+    return _KNOWN if share == _RISING else share
+
+
+def _key(pair: str) -> str:
+    return pair.partition("=")[0].strip()
+
+
+def _values(pair: str) -> list[str]:
+    return [value.strip().lower() for value in pair.partition("=")[2].split(",")]
