@@ -176,7 +176,7 @@ def test_a_step_whose_batch_is_unknown_is_an_error_and_leaves_weights_and_rate(r
     for p in tuner.model.parameters():
         p.grad = torch.ones_like(p)
     with pytest.raises(apo.ReplayError, match=r"call tuner.backward\(...\) before tuner.step\(\)"):
-        tuner.optimizer.step()
+        tuner.step()
     assert_weights(tuner, before)
     assert tuner.rule.rates() == rates
     assert [float(group["lr"]) for group in tuner.optimizer.param_groups] == list(rates)
@@ -220,7 +220,7 @@ def test_nothing_is_left_out_or_warned_about_in_a_healthy_run():
 
 def test_the_warm_start_waits_for_the_first_step_that_has_gradients():
     tuner = start(lambda model: torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9))
-    tuner.optimizer.step()  # nothing has a gradient yet
+    tuner.step()  # nothing has a gradient yet
     assert tuner.steps == 1 and not tuner.history
     tuner.step(*batches()[0])
     assert tuner.rule.rates()[0] > 1e-3

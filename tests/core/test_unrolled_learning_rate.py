@@ -257,7 +257,7 @@ def test_the_other_front_door_finds_the_same_meta_gradient():
     for door in ("explicit", "attach"):
         model, criterion = networks.build("convolutions"), torch.nn.CrossEntropyLoss()
         optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.1)
-        build = functools.partial(apo.APO, model, rule_for(optimizer), criterion)
+        build = functools.partial(apo.APO, rule_for(optimizer), model, criterion)
         if door == "attach":
             build = functools.partial(apo.attach, rule_for(optimizer), model, criterion)
         tuner = build(interval=1, wsd_weight=0.1)

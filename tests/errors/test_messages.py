@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 import re
 from collections.abc import Callable
@@ -246,7 +247,7 @@ def test_rate_and_momentum_say_what_they_need():
     "options, sentence",
     [
         ({"look_ahead": "far"}, "look_ahead must be 'tail' or 'step', got 'far'"),
-        ({"over_relaxation": 0.0}, "over_relaxation must be positive, got 0.0: 1 is none"),
+        ({"over_relaxation": 0.0}, "over_relaxation must be positive, got 0.0: use 1 to turn it off"),
         ({"max_change": -1.0}, "max_change must be positive or None, got -1.0"),
         ({"bounds": (1.0, 0.1)}, "bounds must be 0 < lowest < highest, got (1.0, 0.1)"),
         ({"bounds": (0.0, 0.1)}, "bounds must be 0 < lowest < highest, got (0.0, 0.1)"),
@@ -325,12 +326,41 @@ def test_a_functional_loss_has_to_be_wrapped_for_attach():
     refuses(TypeError, "function must be callable, got int", lambda: apo.criterion(3))  # type: ignore[arg-type]
 
 
+def test_the_names_of_the_last_release_work_with_a_warning():
+    model = plain_network()
+    with pytest.warns(apo.ApoWarning, match=r"takes the optimizer first.*write APO\(optimizer, model, criterion\)"):
+        tuner: Any = apo.APO(model, sgdm(model), F.cross_entropy)  # type: ignore[arg-type]
+    assert tuner.model is model and tuner.step(*batch(0)) is not None
+    model = plain_network()
+    with pytest.warns(apo.ApoWarning, match="loss= is called criterion= now"):
+        tuner = apo.APO(sgdm(model), model, loss=F.cross_entropy)
+    assert tuner.step(*batch(0)) is not None
+    expected = "criterion and loss are two names of one argument"
+    refuses(TypeError, expected, lambda: apo.APO(sgdm(model), model, F.cross_entropy, loss=F.cross_entropy))
+
+
+def test_a_misspelt_option_is_an_error_with_its_name():
+    model = plain_network()
+    misspelt: Any = {"totl_steps": 100}
+    for build, loss in ((apo.APO, F.cross_entropy), (apo.attach, nn.CrossEntropyLoss())):
+        refuses(
+            TypeError, "unexpected keyword argument 'totl_steps'", lambda: build(sgdm(model), model, loss, **misspelt)
+        )
+
+
+def test_both_front_doors_have_the_same_typed_signature():
+    explicit, attached = inspect.signature(apo.APO), inspect.signature(apo.attach)
+    assert list(explicit.parameters.values()) == list(attached.parameters.values())
+    assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in attached.parameters.values())
+    assert all(parameter.annotation is not parameter.empty for parameter in attached.parameters.values())
+
+
 def test_the_loss_is_callable():
     model = plain_network()
     loss: Any = "cross_entropy"
     refuses(
         TypeError,
-        "loss must be callable as loss(output, target) or None, got str",
+        "criterion must be callable as criterion(output, target) or None, got str",
         lambda: apo.APO(sgdm(model), model, loss),
     )
 
@@ -398,11 +428,13 @@ def test_small_mistakes_get_a_sentence_each():
         (TypeError, "scaler must be a torch.amp.GradScaler or None, got True", {"scaler": True}),
         (TypeError, "mask must be 'auto', None or a function of a batch's recording, got 'x'", {"mask": "x"}),
         (ValueError, "interval must be a whole number of at least 1, got 2.5", {"interval": 2.5}),
-        (TypeError, "got the class itself: write CrossEntropyLoss()", {"loss": nn.CrossEntropyLoss}),
+        (TypeError, "got the class itself: write CrossEntropyLoss()", {"criterion": nn.CrossEntropyLoss}),
     ]
     for error, sentence, options in cases:
         refuses(
-            error, sentence, lambda options=options: apo.APO(sgdm(model), model, **({"loss": F.mse_loss} | options))
+            error,
+            sentence,
+            lambda options=options: apo.APO(sgdm(model), model, **({"criterion": F.mse_loss} | options)),
         )
     assert apo.APO(sgdm(model), model, F.cross_entropy, on_meta_step=None).history[-3:] == []
 
@@ -415,7 +447,8 @@ def test_a_loss_that_is_not_one_number_is_refused(loss, got):
 
 
 def test_a_tuner_is_not_pickled():
-    tuner = apo.APO(sgdm(model), model := plain_network(), F.cross_entropy)
+    model = plain_network()
+    tuner = apo.APO(sgdm(model), model, F.cross_entropy)
     refuses(TypeError, "a tuner cannot be pickled", lambda: pickle.dumps(tuner))
 
 

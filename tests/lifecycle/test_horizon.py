@@ -71,7 +71,7 @@ def test_a_run_that_outlives_its_end_says_so_once():
     with warnings.catch_warnings():
         warnings.simplefilter("error", apo.ApoWarning)
         tuned = run("explicit", 7).train(range(7))  # the last meta-step is the one of step 6
-    with pytest.warns(apo.ApoWarning, match="goes on after total_steps=7, .*: pass the number of steps") as caught:
+    with pytest.warns(apo.ApoWarning, match="continues after total_steps=7, .*: pass the number of steps") as caught:
         tuned.train(range(7, 20))
     assert len(caught) == 1
 

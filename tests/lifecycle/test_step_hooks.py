@@ -150,7 +150,7 @@ def test_a_subclass_without_a_step_of_its_own_has_the_tail_and_the_decay_of_its_
     for kind in (Renamed, Changed):
         rule = apo.LearningRate(kind(parameters, **settings))
         parameters[0].grad = torch.ones(2)
-        assert rule.coupled_weight_decay() == [0.01]
+        assert rule.propose({parameters[0]: torch.zeros(2)}).coupled_decay == [0.01]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -278,3 +278,30 @@ def test_the_explicit_door_leaves_no_gradient_in_its_inputs():
     twin = Run("explicit", interval=1)
     F.cross_entropy(twin.model(inputs), target).backward()
     assert torch.equal(once, inputs.grad)
+
+
+@pytest.mark.parametrize("interval", [1, 3])
+def test_hooks_of_others_see_the_step_that_the_explicit_door_took(interval):
+    run = Run("explicit", interval=interval)
+    moves, rates = [], []
+    last = run.weights()
+
+    def after(*_):
+        moves.append(max(float((p - old).abs().max()) for p, old in zip(run.weights(), last, strict=True)))
+        last[:] = run.weights()
+
+    run.optimizer.register_step_post_hook(after)
+    run.optimizer.register_step_pre_hook(lambda *_: rates.append(float(run.optimizer.param_groups[0]["lr"])))
+    run.train(range(5))
+    assert len(moves) == len(rates) == 5
+    assert 0 < min(moves) and max(moves) < 1 and max(rates) < 10
+    assert_equal_bits(run.weights(), Run("explicit", interval=interval).train(range(5)).weights())
+
+
+def test_a_step_past_the_explicit_door_is_refused():
+    run = Run("explicit")
+    run.train(range(2))
+    before = run.weights()
+    with pytest.raises(RuntimeError, match=r"call tuner.step\(\), or use apo.attach"):
+        run.optimizer.step()
+    assert_equal_bits(before, run.weights())

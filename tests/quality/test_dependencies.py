@@ -20,6 +20,7 @@ LAYERS = {
     "errors": 0,
     "arguments": 0,
     "_version": 0,
+    "torch_internals": 0,
     "distributed": 1,
     "vectors": 2,
     "passes": 3,

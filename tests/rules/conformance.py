@@ -11,6 +11,7 @@ import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+import pytest
 import torch
 from tests.core import networks
 from tests.core.scripted import Scripted, move_phi
@@ -33,7 +34,7 @@ def fill_gradients(model: nn.Module, index: int) -> None:
 
 def ordinary_step(rule: Rule, model: nn.Module, index: int) -> None:
     fill_gradients(model, index)
-    rule.before_any_step()
+    rule.before_step()
     rule.optimizer.step()
 
 
@@ -41,9 +42,9 @@ def open_iteration(rule: Rule, model: nn.Module, index: int) -> Proposal:
     """Takes a meta-iteration to the point at which the weights are back at theta."""
     fill_gradients(model, index)
     theta = {p: p.detach().clone() for p in model.parameters()}
-    rule.before_any_step()
     rule.before_step()
-    rule.optimizer.step()
+    with rule.measuring():
+        rule.optimizer.step()
     proposal = rule.propose(theta)
     with torch.no_grad():
         for p, value in theta.items():
@@ -100,7 +101,7 @@ class RuleSuite(ABC):
         proposal = open_iteration(rule, model, 1)
         proposal.pull_back([torch.randn_like(d) for d in proposal.displacement()])
         proposal.take_step()
-        rule.judge(1.0, 0.5)
+        rule.after(1.0, 0.5)
         assert_equal(rule.phi(), phi)
         rule.meta_optimizer.nudge = [torch.full_like(p, 1e-3) for p in phi]
         rule.meta_update([torch.zeros_like(p) for p in phi])
@@ -116,10 +117,11 @@ class RuleSuite(ABC):
 
     def test_displacement_is_aligned_with_what_moves(self):
         model, rule = self.start()
-        displacement = open_iteration(rule, model, 2).displacement()
-        assert [d.shape for d in displacement] == [p.shape for p in rule.moved()]
-        assert {id(p) for p in rule.moved()} == {id(p) for p in model.parameters()}
-        assert len(rule.coupled_weight_decay()) == len(displacement)
+        proposal = open_iteration(rule, model, 2)
+        displacement = proposal.displacement()
+        assert [d.shape for d in displacement] == [p.shape for p in proposal.parameters]
+        assert {id(p) for p in proposal.parameters} == {id(p) for p in model.parameters()}
+        assert len(proposal.coupled_decay) == len(displacement)
 
     def test_only_parameters_with_a_gradient_move(self):
         model, rule = self.start()
@@ -127,12 +129,12 @@ class RuleSuite(ABC):
         idle = next(iter(model.parameters()))
         idle.grad = None
         before = {p: p.detach().clone() for p in model.parameters()}
-        rule.before_any_step()
         rule.before_step()
-        rule.optimizer.step()
+        with rule.measuring():
+            rule.optimizer.step()
         proposal = rule.propose(before)
-        assert idle not in set(rule.moved())
-        assert len(proposal.displacement()) == len(rule.moved()) == len(before) - 1
+        assert idle not in set(proposal.parameters)
+        assert len(proposal.displacement()) == len(proposal.parameters) == len(before) - 1
 
     def test_pull_back_is_the_derivative_of_the_displacement(self):
         model, rule = self.start()
@@ -191,9 +193,9 @@ class RuleSuite(ABC):
         model, rule = self.start()
         twin_model, twin = copy.deepcopy((model, rule))
         rates = rule.rates()
-        rule.before_any_step()
         rule.before_step()
-        rule.break_off()
+        with pytest.raises(KeyboardInterrupt), rule.measuring():
+            raise KeyboardInterrupt
         assert rule.rates() == rates
         ordinary_step(twin, twin_model, 2)
         ordinary_step(rule, model, 2)

@@ -54,9 +54,10 @@ def test_the_rate_stays_within_its_bounds():
     for gradient, bound in ((50.0, 0.01), (-50.0, 1.0)):
         rule.meta_update([torch.tensor(gradient)])
         assert rule.rates()[0] == pytest.approx(bound)
-        assert len(rule.warnings()) == 1 and f"bound {bound:g}" in rule.warnings()[0]
+        (sentence,) = rule.after(1.0, 0.9)
+        assert f"bound {bound:g}" in sentence
     rule.meta_update([torch.tensor(1.0)])
-    assert rule.warnings() == []
+    assert rule.after(1.0, 0.9) == []
 
 
 def test_the_default_meta_optimizer_is_bias_corrected_so_that_its_first_step_has_the_size_of_later_ones():
@@ -130,7 +131,8 @@ def test_the_loss_term_contains_coupled_decay_only():
     for rule, expected in ((coupled, [0.2]), (decoupled, [0.0])):
         for p in rule.optimizer.param_groups[0]["params"]:
             p.grad = torch.ones_like(p)
-        assert rule.coupled_weight_decay() == expected
+        theta = {p: p.detach().clone() for p in rule.optimizer.param_groups[0]["params"]}
+        assert rule.propose(theta).coupled_decay == expected
 
 
 @pytest.mark.parametrize("start", [torch.float16, torch.bfloat16, torch.float32], ids=str)
@@ -141,9 +143,9 @@ def test_the_step_of_a_meta_iteration_is_measured_precisely_at_tiny_rates(start)
     rule = apo.LearningRate(torch.optim.SGD([weights], lr=1e-7), look_ahead="step", over_relaxation=1.0)
     weights.grad = gradient
     theta = {weights: weights.detach().clone()}
-    rule.before_any_step()
     rule.before_step()
-    rule.optimizer.step()
+    with rule.measuring():
+        rule.optimizer.step()
     (found,) = rule.propose(theta).displacement()
     assert found.dtype == torch.float32
     error = torch.linalg.vector_norm(found + 1e-7 * gradient.float()) / torch.linalg.vector_norm(found)
@@ -160,7 +162,7 @@ def test_the_step_of_a_meta_iteration_is_measured_precisely_at_tiny_rates(start)
         ({"max_change": -1.0}, ValueError, "max_change must be positive or None, got -1.0"),
         ({"bounds": (1.0, 0.1)}, ValueError, "bounds must be 0 < lowest < highest"),
         ({"bounds": (0.0, 0.1)}, ValueError, "bounds must be 0 < lowest < highest"),
-        ({"over_relaxation": "2"}, TypeError, "over_relaxation must be a number, got '2': 1 is none"),
+        ({"over_relaxation": "2"}, TypeError, "over_relaxation must be a number, got '2': use 1 to turn it off"),
         ({"max_change": "x"}, TypeError, "max_change must be a number, or None for no limit, got 'x'"),
         ({"bounds": None}, TypeError, r"bounds must be a pair of numbers, got None: pass \(1e-10, 1e4\)"),
         ({"bounds": (0.1,)}, TypeError, "bounds must be a pair of numbers"),

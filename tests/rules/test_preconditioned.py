@@ -16,11 +16,11 @@ def build(warmup_steps=3, **options):
 
 
 def helps(rule):
-    rule.judge(loss=1.0, objective=0.9)
+    return rule.after(loss=1.0, objective=0.9)
 
 
 def hurts(rule):
-    rule.judge(loss=1.0, objective=1.1)
+    return rule.after(loss=1.0, objective=1.1)
 
 
 def take_steps(rule, count):
@@ -48,7 +48,7 @@ def test_the_guard_hands_over_once_the_warm_up_is_over_and_the_look_ahead_helps_
 def test_a_look_ahead_that_is_no_better_does_not_count(objective):
     _, rule = build(patience=1)
     take_steps(rule, 3)
-    rule.judge(loss=1.0, objective=objective)
+    rule.after(loss=1.0, objective=objective)
     assert rule.optimizer.warming_up
 
 
@@ -88,13 +88,11 @@ def test_the_warm_up_may_have_an_interval_of_its_own():
 def test_a_warm_up_that_does_not_end_says_so_and_falls_back_to_the_tuners_interval(warmup_steps):
     _, rule = build(warmup_steps=warmup_steps, warmup_interval=1)
     take_steps(rule, warmup_steps + max(warmup_steps, 300))
-    hurts(rule)
-    assert rule.interval == 1 and not rule.warnings()
+    assert rule.interval == 1 and not hurts(rule)
     take_steps(rule, 1)
-    assert rule.interval is None and "guard=False" in rule.warnings()[0]
-    for _ in range(3):
-        helps(rule)
-    assert not rule.optimizer.warming_up and not rule.warnings()
+    assert rule.interval is None and "guard=False" in hurts(rule)[0]
+    sentences = [helps(rule) for _ in range(3)]
+    assert not rule.optimizer.warming_up and not sentences[-1]
 
 
 def test_the_summary_tells_the_size_of_p():

@@ -86,9 +86,9 @@ def prepared(case, steps, **options):
 def displacement_by_the_rule(weights, optimizer, **options):
     rule = apo.LearningRate(optimizer, warm_start=False, **options)
     before = weights.detach().clone()
-    rule.before_any_step()
     rule.before_step()
-    optimizer.step()
+    with rule.measuring():
+        optimizer.step()
     return rule.propose({weights: before}).displacement()[0]
 
 

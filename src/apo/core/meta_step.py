@@ -133,7 +133,7 @@ class Engine:
         proposal.take_step()
         if step_norm is None:
             try:
-                self._check_step(step, float(norm(parameters)))
+                self._check_step(step, norm(parameters).item())
             except NonFiniteError:
                 assign_(parameters, origin)
                 raise

@@ -290,7 +290,6 @@ class Attached(Tuner):
         return total if total > limit else 1.0
 
     def _forget(self) -> None:
-        super()._forget()
         self._calls, self._observed, self._pending = [], [], None
 
     def _autocast(self) -> Autocast:

@@ -255,22 +255,23 @@ class Tuner:
         Args:
             find_recordings: Returns the forward passes whose gradients the step has used.
         """
+        self._measuring.close()
+        theta, self._theta = self._theta, None  # from here on the network may run again: nothing is to be undone
         record = None
         _REPLAYING.now = True
         try:
-            self._measuring.close()
             recordings = find_recordings()
-            if self._theta is not None:
-                if not recordings and any(p.grad is not None for p in self._theta):
+            if theta is not None:
+                if not recordings and any(p.grad is not None for p in theta):
                     raise ReplayError(self._no_recording_message())
-                record = self.engine.meta_step(self.steps, self._theta, recordings, first=not self._begun)
+                record = self.engine.meta_step(self.steps, theta, recordings, first=not self._begun)
                 self._begun |= record is not None
         except BaseException:
-            self._abandon()  # leave the last good weights behind
+            if theta is not None:
+                assign_(list(theta), list(theta.values()))  # leave the last good weights behind
             raise
         finally:
             _REPLAYING.now = False
-        self._theta = None
         if recordings and self.fsd_batches.keeps_previous and self.is_meta_step(self.steps + 1):
             self.fsd_batches.keep(recordings[-1])
         self._forget()
