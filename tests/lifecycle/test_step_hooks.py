@@ -294,7 +294,7 @@ def test_hooks_of_others_see_the_step_that_the_explicit_door_took(interval):
     run.optimizer.register_step_pre_hook(lambda *_: rates.append(float(run.optimizer.param_groups[0]["lr"])))
     run.train(range(5))
     assert len(moves) == len(rates) == 5
-    assert 0 < min(moves) and max(moves) < 1 and max(rates) < 10
+    assert min(moves) > 0 and max(moves) < 1 and max(rates) < 10
     assert_equal_bits(run.weights(), Run("explicit", interval=interval).train(range(5)).weights())
 
 
