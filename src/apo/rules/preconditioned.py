@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -73,7 +74,8 @@ class Preconditioned(Rule):
         if warm_start is not None and not warm_start > 0:
             raise ValueError(f"warm_start must be positive or None, got {warm_start}")
         self.optimizer = optimizer
-        self.optimizer.guarded = guard and optimizer.warmup is not None
+        self.optimizer.wait_for_hand_over(guard and optimizer.warmup is not None)
+        self._deferring = ExitStack()
         self.patience = whole_number("patience", patience, "use guard=False to hand over by step count")
         self.warmup_interval = None if warmup_interval is None else whole_number("warmup_interval", warmup_interval)
         self.warm_start = warm_start
@@ -127,15 +129,15 @@ class Preconditioned(Rule):
 
     def before_step(self) -> None:
         """Hold the optimizer's step back until P has been updated."""
-        self.optimizer.deferred = True
+        self._deferring.enter_context(self.optimizer.deferring())
 
     def break_off(self) -> None:
         """Give the optimizer its step back."""
-        self.optimizer.deferred = False
+        self._deferring.close()
 
     def propose(self, theta: Mapping[Tensor, Tensor]) -> Proposal:
         """Look ahead along the preconditioned gradient."""
-        self.optimizer.deferred = False
+        self._deferring.close()
         return _PreconditionedProposal(self.optimizer)
 
     def first_look(self, proposal: Proposal, probe: Probe) -> None:
@@ -189,8 +191,8 @@ class Preconditioned(Rule):
 
     def detach(self) -> None:
         """Leave the preconditioner as it is: fixed from now on."""
-        self.optimizer.deferred = False
-        self.optimizer.guarded = False
+        self._deferring.close()
+        self.optimizer.wait_for_hand_over(False)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the meta-optimizer and the guard's count; the factors are in the optimizer's own state."""
