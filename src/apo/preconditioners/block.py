@@ -67,7 +67,7 @@ class Block(ABC):
             >>> Block.stacked([KroneckerBlock(2, 3), KroneckerBlock(2, 3)]).shape
             (2, 2, 3)
         """
-        joint = copy.copy(blocks[0])
+        joint = copy.copy(blocks[0])  # with whatever else a subclass keeps
         joint.shape = (len(blocks), *joint.shape)
         joint.factors = {key: torch.stack([block.factors[key] for block in blocks]) for key in joint.factors}
         joint.lead += 1
@@ -120,10 +120,11 @@ class Block(ABC):
         The factors stay the same tensor objects: a meta-optimizer that holds them sees the same numbers as before.
         """
         for key, factor in self.factors.items():
-            factor.data = memory[key]
+            factor.data = memory[key]  # a new tensor would leave the meta-optimizer with the old one
 
     def release_factors(self) -> None:
         """Free the memory of the factors and keep their shapes, for a block that another process computes."""
+        # The shapes are still needed, to check a checkpoint and to receive the other process's product.
         self.factors = {key: factor.to("meta") for key, factor in self.factors.items()}
 
     @abstractmethod

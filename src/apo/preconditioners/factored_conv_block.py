@@ -89,8 +89,7 @@ class FactoredConvBlock(Block):
         return basis @ torch.diag(scale) @ basis.mT
 
     def _apply(self, gradient: Tensor) -> Tensor:
-        modes, s = self._modes(), self.factors["S"]
-        narrow = self._operand_type(s.dtype)
+        s, narrow, modes = self._operands()
         projected = _projections(gradient.to(narrow), modes)[-1]
         tensor = (s.square() * projected).to(narrow)
         for _, matrix, mode in reversed(modes):
@@ -98,8 +97,8 @@ class FactoredConvBlock(Block):
         return tensor.to(s.dtype)
 
     def _pull_back(self, gradient: Tensor, cotangent: Tensor) -> dict[str, Tensor]:
-        modes, s, square = self._modes(), self.factors["S"], self.factors["S"].square()
-        narrow = self._operand_type(s.dtype)
+        s, narrow, modes = self._operands()
+        square = s.square()
         *gradients, m = _projections(gradient.to(narrow), modes)
         *cotangents, d_n = _projections(cotangent.to(narrow), modes)
         n, d_m = (square * m).to(narrow), (square * d_n).to(narrow)
@@ -118,10 +117,12 @@ class FactoredConvBlock(Block):
                 lengths = lengths * columns[(..., *(slice(None) if dim == mode else None for dim in (-3, -2, -1)))]
         return lengths.flatten(self.lead).square().sum(-1)
 
-    def _modes(self) -> list[tuple[str, Tensor, int]]:
-        """Return name, matrix and dimension of the existing factors, in the order of their products."""
-        narrow = self._operand_type(self.factors["S"].dtype)
-        return [(name, self.factors[name].to(narrow), mode) for name, mode in _MODES.items() if name in self.factors]
+    def _operands(self) -> tuple[Tensor, torch.dtype, list[tuple[str, Tensor, int]]]:
+        """Return S, the type in which tensors enter products, and name, matrix and dimension of the other factors."""
+        s = self.factors["S"]
+        narrow = self._operand_type(s.dtype)
+        names = [name for name in _MODES if name in self.factors]
+        return s, narrow, [(name, self.factors[name].to(narrow), _MODES[name]) for name in names]
 
 
 def _projections(tensor: Tensor, modes: list[tuple[str, Tensor, int]]) -> list[Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import reduce
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
@@ -70,6 +70,7 @@ class KroneckerBlock(Block):
         lead = () if stack is None else (stack,)
         dtype = factor_type(dtype)
         factors = {}
+        # repeat() rather than expand(): each matrix of a stack learns for itself.
         if dense_cols:
             factors["A"] = torch.eye(cols, dtype=dtype, device=device).repeat(*lead, 1, 1)
         if dense_rows:
@@ -88,20 +89,20 @@ class KroneckerBlock(Block):
         return torch.block_diag(*(basis @ torch.diag(d) @ basis.mT for basis, d in zip(bases, scale, strict=True)))
 
     def _apply(self, gradient: Tensor) -> Tensor:
-        a, b, s = self._operands()
-        projected = _product(_transposed(b), gradient.to(self._operand_type(s.dtype)), a)
+        s, a, b, gradient = self._operands(gradient)
+        projected = _product(_transposed(b), gradient, a)
+        # S is never rounded: it enters no matrix product, so that would save no time.
         scaled = (s.square() * projected).to(projected.dtype)
         return _product(b, scaled, _transposed(a)).to(s.dtype)
 
     def _pull_back(self, gradient: Tensor, cotangent: Tensor) -> dict[str, Tensor]:
-        a, b, s = self._operands()
-        narrow = self._operand_type(s.dtype)
-        gradient, cotangent, square = gradient.to(narrow), cotangent.to(narrow), s.square()
+        s, a, b, gradient, cotangent = self._operands(gradient, cotangent)
+        square = s.square()
         # Both products with A are needed twice: for M and dN, and for dB.
         gradient_a, cotangent_a = _product(gradient, a), _product(cotangent, a)
         m, d_n = _product(_transposed(b), gradient_a), _product(_transposed(b), cotangent_a)
-        n, d_m = (square * m).to(narrow), (square * d_n).to(narrow)
-        result = {}
+        n, d_m = (square * m).to(m.dtype), (square * d_n).to(m.dtype)
+        result = {}  # in the order of self.factors
         if a is not None:
             result["A"] = (cotangent.mT @ _product(b, n)).to(s.dtype) + (gradient.mT @ _product(b, d_m)).to(s.dtype)
         if b is not None:
@@ -118,12 +119,12 @@ class KroneckerBlock(Block):
             lengths = lengths * torch.linalg.vector_norm(self.factors["B"], dim=-2).unsqueeze(-1)
         return lengths.flatten(self.lead).square().sum(-1)
 
-    def _operands(self) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        """Return A and B (None for an identity) in the type in which they enter products, and S in its own type."""
+    def _operands(self, *tensors: Tensor) -> list[Any]:
+        """Return S, and A, B (None for an identity) and ``tensors`` in the type in which they enter products."""
         s = self.factors["S"]
         narrow = self._operand_type(s.dtype)
-        a, b = self.factors.get("A"), self.factors.get("B")
-        return None if a is None else a.to(narrow), None if b is None else b.to(narrow), s
+        operands = (self.factors.get("A"), self.factors.get("B"), *tensors)
+        return [s, *[None if operand is None else operand.to(narrow) for operand in operands]]
 
 
 def _transposed(factor: Tensor | None) -> Tensor | None:

@@ -84,7 +84,7 @@ class Preconditioner(Optimizer, ABC):
         distribute: bool | None = None,
     ) -> None:
         if not isinstance(model, (nn.Module, Tensor)):
-            model = list(model)
+            model = list(model)  # it may be a generator, and is read twice
         defaults = {
             "lr": lr,
             "scale": scale,
@@ -99,6 +99,7 @@ class Preconditioner(Optimizer, ABC):
         layers = self.plan(model, parameters)
         check_warmup(warmup, warmup_steps, [p for layer in layers for p in layer.params])
         self.ownership = Ownership(layers, sharing_group(model, parameters, distribute))
+        # Before the blocks are bundled, which would copy factors that other processes keep.
         self.ownership.release_others(layers)
         self.layers = layers
         self.clip = clip
@@ -129,10 +130,11 @@ class Preconditioner(Optimizer, ABC):
         self._layers = list(layers)
         self._own_layers = [layer for layer in layers if self.ownership.is_mine(layer)]
         self._planned = {p for layer in layers for p in layer.params}
-        # Asked once for all steps: whether weights are sharded is settled before an optimizer is built.
+        # Asked once for all steps: weights are sharded before an optimizer is built, or it would hold the wrong ones.
         self._sharded = any(is_sharded(p) for p in self._planned)
         self._lookahead: list[Tensor] | None = None
         self._direction: Direction
+        # Bundles and graphs need all factors and whole gradients in one process.
         if self._sharded or self.ownership.size > 1:
             self._direction = LayerByLayer(self._layers, self.ownership)
         else:
@@ -167,7 +169,7 @@ class Preconditioner(Optimizer, ABC):
         """
         moved = self.moved()
         displacements = self._direction.displacements(self.param_groups)
-        self._lookahead = moved
+        self._lookahead = moved  # pull_back() must not ask for gradients again: a backward pass may come in between
         return [displacements[p] for p in moved]
 
     @torch.no_grad()
@@ -219,7 +221,7 @@ class Preconditioner(Optimizer, ABC):
     @torch.no_grad()
     def take_step(self) -> None:
         """Move the weights once, by the warm-up's optimizer while it lasts, and count the step."""
-        self._forget()
+        self._forget()  # first, so that the gradients of the look-ahead do not take memory during the step
         if self.warming_up and self.warmup is not None:
             self.warmup.step()
         else:
@@ -284,7 +286,7 @@ class Preconditioner(Optimizer, ABC):
             RuntimeError: If the optimizer has been built.
             ValueError: If an option of the group is out of range.
         """
-        if self._built:
+        if self._built:  # its parameters would have no block, and the meta-optimizer no factors for them
             raise RuntimeError(
                 "add_param_group() came after the preconditioner was built: build a new one over all of them."
             )

@@ -45,6 +45,7 @@ class Ownership:
         # Over gloo only one: shards of the next gradient are put together meanwhile by a functional collective, and
         # torch 2.13 corrupts its memory, once in some ten thousand times, when gloo is busy with another operation.
         self.at_once = 1 if group is None or dist.get_backend(group) == "gloo" else self.size
+        # Both the memory of a block and the time of a product grow with the size of its factors.
         costs = [sum(factor.numel() for factor in layer.block.factors.values()) for layer in layers]
         names = [layer.name for layer in layers]
         self._owners = dict(zip(names, balanced(costs, self.size), strict=True))

@@ -182,6 +182,7 @@ def full_plan(model: Model, params: Iterable[Tensor] | None, choices: Choices) -
         )
     if len({p.device for p in every}) > 1:
         raise ValueError("the parameters lie on several devices: a full preconditioner needs them on one.")
+    # One matrix serves all parameters, so it has the widest of their types.
     dtype = reduce(torch.promote_types, (p.dtype for p in every))
     return [Layer("all", tuple(every), view, FullBlock(size, dtype=dtype, device=every[0].device))]
 
@@ -225,6 +226,7 @@ def _owners(model: Model, params: Iterable[Tensor] | None) -> list[_Owner]:
         wrapped = isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel))
         for prefix, module in (model.module if wrapped else model).named_modules():
             own = dict(module.named_parameters(recurse=False))
+            # A tied parameter goes to the first module that has it.
             mine: dict[str, Tensor] = {n: p for n, p in own.items() if waiting.pop(id(p), None) is not None}
             if mine:
                 # torch.compile puts a wrapper into the names; a checkpoint should not depend on it.
@@ -251,6 +253,7 @@ Piece = tuple[tuple[str, ...], View, Block]
 
 
 def _by_shape(name: str, parameter: Tensor, choices: Choices) -> Piece:
+    # A class token [1, 1, n] is a vector and a position embedding [1, t, n] a matrix.
     sides = [side for side in parameter.shape if side != 1]
     if len(sides) < 2:
         return _diagonal(name, parameter)
@@ -265,6 +268,7 @@ def _diagonal(name: str, parameter: Tensor) -> Piece:
 def _matrix(weight: str, bias: str, own: Own, choices: Choices, stack: int | None = None) -> Piece:
     """Plan a weight as a matrix, with the bias as a column where there is one per row."""
     tensor = own[weight]
+    # A subclass may have a bias of any shape; only one number per row fits a column.
     with_bias = bias in own and own[bias].shape == tensor.shape[:1]
     view = MatrixView(tensor.shape, bias=with_bias, stack=stack)
     return (weight, bias) if with_bias else (weight,), view, _matrix_block(view, tensor, choices)
@@ -302,6 +306,7 @@ def _convolution(module: nn.Module, own: Own, choices: Choices) -> list[Piece]:
 def _transposed_convolution(module: nn.Module, own: Own, choices: Choices) -> list[Piece]:
     if "weight" not in own:
         return []
+    # torch stores [in, out / groups, *k] here; turned, a row belongs to one output as in all other layers.
     weight, groups = own["weight"], getattr(module, "groups", 1)
     turned = (weight.shape[1] * groups, weight.shape[0] // groups, *weight.shape[2:])
     if choices.conv == "matrix" or prod(weight.shape[2:]) == 1:

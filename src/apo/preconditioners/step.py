@@ -49,6 +49,7 @@ def move_weights(
         clip: The largest norm of the update of all parameters together, or None.
         sharded: Whether some parameters are DTensors.
     """
+    # Every process moves its shards alone: there is nothing to communicate.
     local = _local if sharded else list
     moving, updates, rates = [], [], []
     for group in groups:
@@ -57,6 +58,7 @@ def move_weights(
         if not params:
             continue
         if group["momentum"]:
+            # Of P g, not of g: past steps keep the P that they were taken with.
             for p, direction in zip(params, update, strict=True):
                 if "momentum_buffer" not in state[p]:
                     state[p]["momentum_buffer"] = torch.zeros_like(direction)
@@ -66,6 +68,7 @@ def move_weights(
             update = buffers
         moving.append((group, params))
         updates.append(update)
+        # reference_lr is the lr of P's initial step, so that lr / reference_lr is the factor of a schedule.
         rates.append(-group["scale"] * group["lr"] / group["reference_lr"])
     if clip is not None and moving:
         updates = _clipped(updates, rates, clip)

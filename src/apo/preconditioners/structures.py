@@ -117,7 +117,7 @@ class Diagonal(Preconditioner):
     """
 
     def plan(self, model: Model, params: list[Tensor]) -> list[Layer]:
-        """Plan each parameter by itself."""
+        """Plan each parameter alone."""
         return diagonal_plan(model, params)
 
 

@@ -107,6 +107,7 @@ class Bundled(Direction):
             found |= zip(bundle.params, bundle.scatter(bundle.block.apply(joint)), strict=True)
         if look_ahead:
             rates = {p: -rate for p, rate in rates.items()}
+        # Only parameters with a gradient move; a bundle's product has values for the others as well.
         return _scaled({p: found[p] for p in gradients}, rates), LookAhead(kept, rates)
 
     def pulled_back(self, look_ahead: LookAhead, cotangents: Mapping[Tensor, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -123,7 +124,7 @@ class Bundled(Direction):
         return found
 
     def _current_bundles(self) -> list[Bundle]:
-        """Return the bundles; where someone has exchanged a factor, its layers one by one."""
+        """Return the bundles; where a user has exchanged a factor, its layers one by one."""
         current: list[Bundle] = []
         for bundle in self._bundles:
             current += [bundle] if bundle.is_current() else [Single(layer) for layer in bundle.layers]
@@ -131,7 +132,7 @@ class Bundled(Direction):
 
 
 def raw_gradients(groups: Groups) -> dict[Tensor, Tensor]:
-    """Return the gradients that there are, dense."""
+    """Return the gradient of every parameter that has one, dense."""
     with_gradients = [p for group in groups for p in group["params"] if p.grad is not None]
     return {p: p.grad.to_dense() if p.grad.is_sparse else p.grad for p in with_gradients}  # type: ignore[union-attr]
 
@@ -142,14 +143,14 @@ def _decayed(groups: Groups, raw: Mapping[Tensor, Tensor]) -> dict[Tensor, Tenso
     for group in groups:
         params = [p for p in group["params"] if p in raw]
         if params and group["weight_decay"] and not group["decoupled_weight_decay"]:
-            gradients = [laid_out_like(raw[p], p) for p in params]
+            gradients = [laid_out_like(raw[p], p) for p in params]  # one pair of other strides would cost a launch each
             gradients = torch._foreach_add(gradients, params, alpha=group["weight_decay"])  # pyright: ignore[reportPrivateImportUsage]
             found |= zip(params, gradients, strict=True)
     return found
 
 
 def _scaled(tensors: Mapping[Tensor, Tensor], rates: Rates) -> dict[Tensor, Tensor]:
-    """Multiply each tensor by its rate; where there is none, or it is 1, the tensor stays as it is."""
+    """Multiply each tensor by its rate; one without a rate, or with rate 1, is not copied."""
     chosen = [p for p in tensors if rates.get(p, 1.0) != 1.0]
     if not chosen:
         return dict(tensors)
@@ -183,6 +184,7 @@ class Bundle(ABC):
             parts = {key: self.split(joint) for key, joint in block.factors.items()}
             for index, layer in enumerate(self.layers):
                 memory = {key: slices[index] for key, slices in parts.items()}
+                # Addresses are enough to notice an exchange, since the joint block keeps its memory alive.
                 layer.block.move_factors(memory)
                 self._memory.append((layer.block, {key: part.data_ptr() for key, part in memory.items()}))
 
@@ -209,11 +211,11 @@ class Bundle(ABC):
 
     @abstractmethod
     def scatter(self, joint: Tensor) -> list[Tensor]:
-        """Take a joint tensor apart: one tensor for each of ``self.params``, with its strides."""
+        """Split a joint tensor: one tensor for each of ``self.params``, with its strides."""
 
     @abstractmethod
     def split(self, joint: Tensor) -> Sequence[Tensor]:
-        """Take apart a tensor of the shape of a factor of the joint block: one tensor for each layer."""
+        """Split a tensor of the shape of a factor of the joint block: one tensor for each layer."""
 
     @abstractmethod
     def mean_eigenvalues(self) -> Tensor:
@@ -225,17 +227,13 @@ class Bundle(ABC):
 
 @final
 class Single(Bundle):
-    """One layer by itself; its block is the joint one.
-
-    Args:
-        layer: The layer.
-    """
+    """One layer alone; its block is the joint one."""
 
     def __init__(self, layer: Layer) -> None:
         super().__init__([layer], layer.block)
 
     def scatter(self, joint: Tensor) -> list[Tensor]:
-        """Take the layer's view apart."""
+        """Scatter the layer's view."""
         (layer,) = self.layers
         return [laid_out_like(part, p) for part, p in zip(layer.view.scatter(joint), layer.params, strict=True)]
 
@@ -253,17 +251,13 @@ class Single(Bundle):
 
 @final
 class Stack(Bundle):
-    """Layers with equal views and stackable blocks of one shape, along a new first dimension.
-
-    Args:
-        layers: The layers.
-    """
+    """Layers with equal views and stackable blocks of one shape, along a new first dimension."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         super().__init__(layers, Block.stacked([layer.block for layer in layers]))
 
     def scatter(self, joint: Tensor) -> list[Tensor]:
-        """Take the view of all layers apart at once."""
+        """Scatter the view of all layers at once."""
         parts = zip(self.layers[0].view.scatter(joint), self.layers[0].params, strict=True)
         return [piece for part, p in parts for piece in laid_out_like(part, p).unbind()]
 
@@ -283,11 +277,7 @@ class Stack(Bundle):
 
 @final
 class Chain(Bundle):
-    """Layers of one parameter with diagonal blocks, one after the other in a vector.
-
-    Args:
-        layers: The layers.
-    """
+    """Layers of one parameter with diagonal blocks, one after the other in a vector."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self._shapes = [layer.block.shape for layer in layers]
@@ -326,6 +316,7 @@ def bundle_layers(layers: Iterable[Layer]) -> list[Bundle]:
         alike.setdefault(_kind(layer), []).append(layer)
     bundles: list[Bundle] = []
     for members in alike.values():
+        # Divide layers so that no bundle but a single layer is too large.
         chunks, size = [[members[0]]], prod(members[0].block.shape)
         for layer in members[1:]:
             size += prod(layer.block.shape)
@@ -342,6 +333,7 @@ def _kind(layer: Layer) -> tuple:
     """Return what layers must have in common to be joined."""
     block, factor = layer.block, next(iter(layer.block.factors.values()))
     place = (type(block), factor.dtype, factor.device, block.matmul)
+    # Memory without elements has no address, and a stack of meta tensors would be memory for nothing.
     if prod(block.shape) == 0 or factor.is_meta:
         return (layer.name,)
     if isinstance(block, DiagonalBlock) and len(layer.params) == 1:

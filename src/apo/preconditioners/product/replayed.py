@@ -81,7 +81,7 @@ class Replayed(Direction):
         """Return P g, in memory of the graph."""
         raw = raw_gradients(groups)
         graph = self._product("directions", groups, raw, look_ahead=False)
-        return self._plain.directions(groups) if graph is None else graph(raw.values())[0]
+        return self._plain.multiplied(groups, raw)[0] if graph is None else graph(raw.values())[0]
 
     def displacements(self, groups: Groups) -> dict[Tensor, Tensor]:
         """Return -P g, copied out of the graph's memory."""
@@ -91,12 +91,14 @@ class Replayed(Direction):
         if graph is None:
             return self._plain.displacements(groups)
         results, self._kept = graph(raw.values())
+        # The next replay would overwrite displacements that the caller still holds.
         return dict(zip(results, copies(list(results.values())), strict=True))
 
     def pull_back(self, cotangents: Mapping[Tensor, Tensor]) -> dict[str, dict[str, Tensor]]:
         """Pull back through the last displacements."""
         if self._kept is None:
             return self._plain.pull_back(cotangents)
+        # A graph may be recorded of this: replayed displacements leave what they keep at the same addresses each time.
         kept, params = self._kept, list(cotangents)
 
         def pull(values: list[Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -121,6 +123,7 @@ class Replayed(Direction):
         """Return the recorded product, or None if it cannot be replayed at this step."""
         if not raw or not self._possible or torch.cuda.is_current_stream_capturing():
             return None
+        # A graph reads weights and factors where they lay when it was recorded, and knows rates as constants.
         options = [(g["initial_step"], g["weight_decay"], g["decoupled_weight_decay"]) for g in groups]
         places = [p.data_ptr() for p in raw]
         factors = [factor.data_ptr() for layer in self._layers for factor in layer.block.factors.values()]
@@ -139,6 +142,7 @@ class Replayed(Direction):
 
     def _graph(self, name: str, function: Callable, inputs: Iterable[Tensor]) -> _Graph | None:
         if name not in self._graphs and self._possible:
+            # What could not be recorded once will not be later: try no more.
             graph = recorded("the preconditioner", lambda: _Graph(function, inputs))
             if graph is None:
                 self._possible = False
