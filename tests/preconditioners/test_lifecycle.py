@@ -98,6 +98,13 @@ def test_a_deferred_step_evaluates_the_closure_and_moves_nothing_until_it_is_tak
     assert_same_weights(model, twin)
 
 
+def test_a_step_that_fails_is_deferred_no_longer():
+    optimizer = Kronecker(nn.Linear(2, 2))
+    with pytest.raises(ZeroDivisionError), optimizer.deferring():
+        optimizer.step(lambda: 1 / 0)
+    assert not optimizer.deferred
+
+
 def test_a_taken_step_uses_factors_that_moved_after_the_displacement():
     theta = nn.Parameter(torch.zeros(1, dtype=torch.float64))
     optimizer = Diagonal(theta, lr=0.1, scale=1.0)

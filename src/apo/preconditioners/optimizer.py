@@ -52,6 +52,9 @@ class Preconditioner(Optimizer, ABC):
 
     The arguments are explained at :class:`Kronecker`.
 
+    Attributes:
+        ownership: Which process keeps which block; this one all of them, unless they are distributed.
+
     Example:
         >>> from apo.preconditioners import Kronecker
         >>> model = nn.Linear(2, 1, bias=False)

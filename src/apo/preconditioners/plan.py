@@ -151,16 +151,16 @@ def kronecker_plan(model: Model, params: Iterable[Tensor] | None, choices: Choic
     """Plan a Kronecker-structured block for each module's weight and bias; see :func:`plan_layers`."""
     layers = []
     for owner in _owners(model, params):
-        rest = dict(owner.params)
-        specialist = next((plan for kinds, plan in _SPECIALISTS if isinstance(owner.module, kinds)), None)
-        pieces = [] if specialist is None else specialist(owner.module, owner.params, choices)
-        for names, _, _ in pieces:
-            for name in names:
-                del rest[name]
-        pieces += [_by_shape(name, parameter, choices) for name, parameter in rest.items()]
+        pieces: list[Piece] = []
+        for kinds, needed, specialist in _SPECIALISTS:
+            # A weight may be missing: frozen, parametrised, or tied to another module's.
+            if isinstance(owner.module, kinds) and (needed is None or needed in owner.params):
+                pieces = specialist(owner.module, owner.params, choices)
+        planned = {name for names, _, _ in pieces for name in names}
+        pieces += [_by_shape(name, p, choices) for name, p in owner.params.items() if name not in planned]
         for names, view, block in pieces:
-            params = tuple(owner.params[name] for name in names)
-            layers.append(Layer(owner.full_name(names[0]), params, view, block))
+            members = tuple(owner.params[name] for name in names)
+            layers.append(Layer(owner.full_name(names[0]), members, view, block))
     return layers
 
 
@@ -291,12 +291,10 @@ def _placement(like: Tensor, choices: Choices | None = None) -> dict[str, Any]:
 
 
 def _linear(module: nn.Module, own: Own, choices: Choices) -> list[Piece]:
-    return [_matrix("weight", "bias", own, choices)] if "weight" in own else []
+    return [_matrix("weight", "bias", own, choices)]
 
 
 def _convolution(module: nn.Module, own: Own, choices: Choices) -> list[Piece]:
-    if "weight" not in own:
-        return []
     weight = own["weight"]
     if choices.conv == "matrix" or prod(weight.shape[2:]) == 1:
         return [_matrix("weight", "bias", own, choices)]
@@ -304,8 +302,6 @@ def _convolution(module: nn.Module, own: Own, choices: Choices) -> list[Piece]:
 
 
 def _transposed_convolution(module: nn.Module, own: Own, choices: Choices) -> list[Piece]:
-    if "weight" not in own:
-        return []
     # torch stores [in, out / groups, *k] here; turned, a row belongs to one output as in all other layers.
     weight, groups = own["weight"], getattr(module, "groups", 1)
     turned = (weight.shape[1] * groups, weight.shape[0] // groups, *weight.shape[2:])
@@ -320,8 +316,6 @@ def _transposed_convolution(module: nn.Module, own: Own, choices: Choices) -> li
 
 
 def _embedding(module: nn.Module, own: Own, choices: Choices) -> list[Piece]:
-    if "weight" not in own:
-        return []
     weight = own["weight"]
     rows, cols = weight.shape
     # Most rows have no gradient in a batch: mixing rows would move words that did not occur.
@@ -334,8 +328,6 @@ def _normalisation(module: nn.Module, own: Own, choices: Choices) -> list[Piece]
 
 
 def _attention(module: nn.Module, own: Own, choices: Choices) -> list[Piece]:
-    if "in_proj_weight" not in own:  # keys or values of another size: three weights, each treated by its shape
-        return []
     return [_matrix("in_proj_weight", "in_proj_bias", own, choices, stack=3)]
 
 
@@ -348,12 +340,14 @@ def _recurrent(module: nn.Module, own: Own, choices: Choices) -> list[Piece]:
     ]
 
 
-_SPECIALISTS: list[tuple[tuple[type[nn.Module], ...], Callable[[Any, Own, Choices], list[Piece]]]] = [
-    ((nn.Linear, nn.Bilinear), _linear),
-    ((nn.Conv1d, nn.Conv2d, nn.Conv3d), _convolution),
-    ((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), _transposed_convolution),
-    ((nn.Embedding, nn.EmbeddingBag), _embedding),
-    ((nn.LayerNorm, nn.RMSNorm), _normalisation),
-    ((nn.MultiheadAttention,), _attention),
-    ((nn.RNNBase, nn.RNNCellBase), _recurrent),
+# Kinds of modules, the parameter without which their plan makes no sense, and the plan.
+_SPECIALISTS: list[tuple[tuple[type[nn.Module], ...], str | None, Callable[[Any, Own, Choices], list[Piece]]]] = [
+    ((nn.Linear, nn.Bilinear), "weight", _linear),
+    ((nn.Conv1d, nn.Conv2d, nn.Conv3d), "weight", _convolution),
+    ((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), "weight", _transposed_convolution),
+    ((nn.Embedding, nn.EmbeddingBag), "weight", _embedding),
+    ((nn.LayerNorm, nn.RMSNorm), None, _normalisation),
+    # With keys or values of another size there are three weights instead, each treated by its shape.
+    ((nn.MultiheadAttention,), "in_proj_weight", _attention),
+    ((nn.RNNBase, nn.RNNCellBase), None, _recurrent),
 ]
