@@ -7,7 +7,7 @@ Most entries are torch's own objects under another name, so that using them cost
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ __all__ = [
     "foreach_norm",
     "foreach_sqrt",
     "foreach_sub",
-    "is_under_functorch",
+    "functorch_transform",
     "is_wrapped_by_scheduler",
     "optimizer_hook_runner",
     "own_buffers",
@@ -37,8 +37,8 @@ __all__ = [
     "step_pre_hooks",
     "uncompiled",
     "version_of",
+    "will_reach",
     "without_compile_prefix",
-    "will_be_reached",
 ]
 
 # One launch for a list of tensors. torch's optimizers are written in these; there is no public form.
@@ -70,24 +70,18 @@ step_post_hooks: Callable[[Optimizer], dict[int, Callable]] = operator.attrgette
 #: The code of the function that runs the hooks, the same for all optimizers.
 optimizer_hook_runner = getattr(Optimizer.profile_hook_step(lambda: None), "__code__", None)
 
+#: The innermost transform of ``torch.func`` (``grad``, ``vmap``, ...) that is at work, or None.
+functorch_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack  # pyright: ignore
+
+#: Whether the backward pass that runs now will reach a node of the graph. It raises a RuntimeError for the node of a
+#: tensor for which ``torch.autograd.grad`` was asked.
+will_reach: Callable[[Any], bool] = torch._C._will_engine_execute_node
+
 
 def is_wrapped_by_scheduler(optimizer: Optimizer) -> bool:
     """Return whether ``optimizer.step`` has the mark that torch's schedulers leave on the optimizers they serve."""
     step = optimizer.step
     return hasattr(step, "_wrapped_by_lr_sched") or hasattr(step, "_with_counter")  # the second until torch 2.4
-
-
-def is_under_functorch() -> bool:
-    """Return whether code runs inside ``torch.func`` (``grad``, ``vmap``, ...), on stand-ins for tensors."""
-    return torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def will_be_reached(nodes: Iterator[Any]) -> bool:
-    """Return, from within a backward pass, whether it will reach one of these nodes of the graph."""
-    try:
-        return any(torch._C._will_engine_execute_node(node) for node in nodes)
-    except RuntimeError:  # torch's answer for a tensor for which torch.autograd.grad was asked
-        return False
 
 
 def uncompiled(module: nn.Module) -> nn.Module:

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from tests.preconditioners.conformance import BlockSuite, randomised
 
-from apo.preconditioners import DiagonalBlock, FactoredConvBlock, FullBlock, KroneckerBlock
+from apo.preconditioners import Block, DiagonalBlock, FactoredConvBlock, FullBlock, KroneckerBlock
 
 
 class TestFull(BlockSuite):
@@ -112,6 +112,31 @@ def test_stacked_matrices_do_not_mix():
         for name, factor in single.factors.items():
             factor.copy_(stack.factors[name][index])
         torch.testing.assert_close(stack.apply(gradient)[index], single.apply(gradient[index]))
+
+
+def test_stacked_and_concatenated_blocks_act_as_each_of_them():
+    matrices = [randomised(KroneckerBlock(3, 4, dtype=torch.float64)) for _ in range(2)]
+    gradients = [torch.randn(3, 4, dtype=torch.float64) for _ in range(2)]
+    expected = [block.apply(gradient) for block, gradient in zip(matrices, gradients, strict=True)]
+    joint = Block.stacked(matrices)
+    torch.testing.assert_close(joint.apply(torch.stack(gradients)), torch.stack(expected))
+    means = torch.stack([block.summary()["mean_eigenvalue"] for block in matrices])
+    torch.testing.assert_close(joint.summary()["mean_eigenvalue"], means)
+    diagonals = [randomised(DiagonalBlock(shape, dtype=torch.float64)) for shape in ((2, 3), (4,), ())]
+    gradients = [torch.randn(block.shape, dtype=torch.float64) for block in diagonals]
+    expected = [block.apply(gradient).reshape(-1) for block, gradient in zip(diagonals, gradients, strict=True)]
+    found = DiagonalBlock.concatenated(diagonals).apply(torch.cat([gradient.reshape(-1) for gradient in gradients]))
+    torch.testing.assert_close(found, torch.cat(expected))
+
+
+def test_factors_move_and_release_their_memory_but_not_their_shapes():
+    block = DiagonalBlock((3,))
+    held, memory = block.factors["s"], torch.ones(5)
+    block.move_factors({"s": memory[1:4]})
+    memory.mul_(2)
+    assert block.factors["s"] is held and held.tolist() == [2, 2, 2]
+    block.release_factors()
+    assert block.factors["s"].is_meta and block.factors["s"].shape == (3,)
 
 
 def test_factored_conv_is_kronecker_when_its_input_factor_is_a_product():

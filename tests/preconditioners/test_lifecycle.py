@@ -55,7 +55,7 @@ def test_look_ahead_during_warmup_is_that_of_p():
 def test_a_guarded_warmup_lasts_until_it_is_handed_over():
     model, batch = build("mlp")
     optimizer = with_warmup(model)
-    optimizer.guarded = True
+    optimizer.wait_for_hand_over(True)
     train(model, optimizer, batch, steps=3)
     assert optimizer.warming_up and optimizer.warmup_elapsed
     optimizer.hand_over()
@@ -78,7 +78,6 @@ def test_handing_over_early_ends_the_warmup():
 def test_a_deferred_step_evaluates_the_closure_and_moves_nothing_until_it_is_taken():
     model, twin, batch = twins()
     optimizer = Kronecker(model, lr=0.1)
-    optimizer.deferred = True
     calls = []
 
     def closure():
@@ -86,14 +85,24 @@ def test_a_deferred_step_evaluates_the_closure_and_moves_nothing_until_it_is_tak
         backward(model, batch)
         return 5.0
 
-    assert optimizer.step(closure) == 5.0
-    assert optimizer.step() is None
+    with optimizer.deferring():
+        assert optimizer.deferred
+        assert optimizer.step(closure) == 5.0
+        assert optimizer.step() is None
+    assert not optimizer.deferred
     assert len(calls) == 1 and optimizer.steps == 0
     assert_same_weights(model, twin, tolerance=0)
     optimizer.take_step()
     assert optimizer.steps == 1
     train(twin, torch.optim.SGD(twin.parameters(), lr=0.09), batch, steps=1)
     assert_same_weights(model, twin)
+
+
+def test_a_step_that_fails_is_deferred_no_longer():
+    optimizer = Kronecker(nn.Linear(2, 2))
+    with pytest.raises(ZeroDivisionError), optimizer.deferring():
+        optimizer.step(lambda: 1 / 0)
+    assert not optimizer.deferred
 
 
 def test_a_taken_step_uses_factors_that_moved_after_the_displacement():

@@ -29,7 +29,7 @@ from apo.loop.hooks import is_inner_step, run_first, run_last, unscale_fused, wi
 from apo.loop.tuner import Tuner
 from apo.passes.isolation import every_module
 from apo.passes.recording import Autocast, Call, Recording, Slot, own_loss, tree_map
-from apo.torch_internals import is_under_functorch, step_post_hooks, step_pre_hooks, version_of, will_be_reached
+from apo.torch_internals import functorch_transform, step_post_hooks, step_pre_hooks, version_of, will_reach
 
 __all__ = ["Attached", "attach", "criterion"]
 
@@ -180,7 +180,7 @@ class Attached(Tuner):
 
     def _wants_recording(self) -> bool:
         # torch.func runs the network for somebody's own gradients, not for training.
-        return super()._wants_recording() and not is_under_functorch()
+        return super()._wants_recording() and functorch_transform() is None
 
     def _before_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         self._abandon()
@@ -378,7 +378,10 @@ def _find_slots(args: tuple, kwargs: Mapping[str, Any], outputs: list[_Output]) 
 
 def _fills_gradients(parameters: Iterable[Tensor]) -> bool:
     """Return whether the backward pass now running fills the ``.grad`` of a parameter; ``autograd.grad`` does not."""
-    return will_be_reached(get_gradient_edge(p).node for p in parameters if p.requires_grad)
+    try:
+        return any(will_reach(get_gradient_edge(p).node) for p in parameters if p.requires_grad)
+    except RuntimeError:
+        return False
 
 
 def _is_reshape(value: Tensor, leaf: Tensor) -> bool:

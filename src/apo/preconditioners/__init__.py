@@ -7,15 +7,12 @@
 """
 
 from apo.preconditioners.block import Block
-from apo.preconditioners.diagonal import Diagonal
-from apo.preconditioners.diagonal_block import DiagonalBlock
 from apo.preconditioners.factored_conv_block import FactoredConvBlock
-from apo.preconditioners.full import Full
-from apo.preconditioners.full_block import FullBlock
-from apo.preconditioners.kronecker import Kronecker
 from apo.preconditioners.kronecker_block import KroneckerBlock
 from apo.preconditioners.optimizer import Preconditioner
 from apo.preconditioners.plan import Layer, plan_layers
+from apo.preconditioners.simple_blocks import DiagonalBlock, FullBlock
+from apo.preconditioners.structures import Diagonal, Full, Kronecker
 from apo.preconditioners.views import (
     ChannelsLastView,
     ConcatenatedView,

@@ -1,4 +1,4 @@
-"""A preconditioner for convolutions whose input channels and kernel positions have factors of their own."""
+"""A preconditioner for convolutions with separate factors for input channels and kernel positions."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ class FactoredConvBlock(Block):
         dense_out: Whether there is a factor B.
         dense_in: Whether there is a factor A_in.
         dense_kernel: Whether there is a factor A_kernel.
+        matmul: Precision of products with the factors: ``"float32"``, ``"tf32"`` or ``"bfloat16"``.
         dtype: Type of the gradient; the factors are kept in float32 at least.
         device: Where the factors live.
 
@@ -67,6 +68,7 @@ class FactoredConvBlock(Block):
         dense_in: bool = True,
         dense_kernel: bool = True,
         *,
+        matmul: str = "float32",
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> None:
@@ -75,7 +77,7 @@ class FactoredConvBlock(Block):
         sides = {"B": (out_channels, dense_out), "A_in": (in_channels, dense_in), "A_kernel": (kernel, dense_kernel)}
         factors = {name: torch.eye(n, dtype=dtype, device=device) for name, (n, dense) in sides.items() if dense}
         factors["S"] = torch.ones(shape, dtype=dtype, device=device)
-        super().__init__(shape, factors)
+        super().__init__(shape, factors, matmul=matmul)
 
     def to_dense(self) -> Tensor:
         """Return P for gradients flattened row by row."""
@@ -87,21 +89,23 @@ class FactoredConvBlock(Block):
         return basis @ torch.diag(scale) @ basis.mT
 
     def _apply(self, gradient: Tensor) -> Tensor:
-        modes = self._modes()
-        projected = _projections(self._narrow(gradient), modes)[-1]
-        tensor = self._narrow(self.factors["S"].square() * projected)
+        s, narrow, modes = self._operands()
+        projected = _projections(gradient.to(narrow), modes)[-1]
+        tensor = (s.square() * projected).to(narrow)
         for _, matrix, mode in reversed(modes):
             tensor = _along(tensor, matrix, mode)
-        return self._wide(tensor)
+        return tensor.to(s.dtype)
 
     def _pull_back(self, gradient: Tensor, cotangent: Tensor) -> dict[str, Tensor]:
-        modes, s, square = self._modes(), self.factors["S"], self.factors["S"].square()
-        *gradients, m = _projections(self._narrow(gradient), modes)
-        *cotangents, d_n = _projections(self._narrow(cotangent), modes)
-        n, d_m = self._narrow(square * m), self._narrow(square * d_n)
+        s, narrow, modes = self._operands()
+        square = s.square()
+        *gradients, m = _projections(gradient.to(narrow), modes)
+        *cotangents, d_n = _projections(cotangent.to(narrow), modes)
+        n, d_m = (square * m).to(narrow), (square * d_n).to(narrow)
         found = {"S": 2.0 * s * m * d_n}
+        # Backwards through the factors: n and d_m collect those behind U_j, while g and c have met those before it.
         for (name, matrix, mode), g, c in reversed(list(zip(modes, gradients, cotangents, strict=True))):
-            found[name] = self._wide(_contracted(c, n, mode)) + self._wide(_contracted(g, d_m, mode))
+            found[name] = _contracted(c, n, mode).to(s.dtype) + _contracted(g, d_m, mode).to(s.dtype)
             n, d_m = _along(n, matrix, mode), _along(d_m, matrix, mode)
         return {name: found[name] for name in self.factors}
 
@@ -113,13 +117,16 @@ class FactoredConvBlock(Block):
                 lengths = lengths * columns[(..., *(slice(None) if dim == mode else None for dim in (-3, -2, -1)))]
         return lengths.flatten(self.lead).square().sum(-1)
 
-    def _modes(self) -> list[tuple[str, Tensor, int]]:
-        """Return name, matrix and dimension of the factors that there are, in the order of their products."""
-        return [(name, self._narrow(self.factors[name]), mode) for name, mode in _MODES.items() if name in self.factors]
+    def _operands(self) -> tuple[Tensor, torch.dtype, list[tuple[str, Tensor, int]]]:
+        """Return S, the type in which tensors enter products, and name, matrix and dimension of the other factors."""
+        s = self.factors["S"]
+        narrow = self._operand_type(s.dtype)
+        names = [name for name in _MODES if name in self.factors]
+        return s, narrow, [(name, self.factors[name].to(narrow), _MODES[name]) for name in names]
 
 
 def _projections(tensor: Tensor, modes: list[tuple[str, Tensor, int]]) -> list[Tensor]:
-    """Multiply by the factors of U^T one after the other; return what there is at first and after each."""
+    """Multiply by the factors of U^T one after the other; return the tensor before the first and after each."""
     steps = [tensor]
     for _, matrix, mode in modes:
         steps.append(_along(steps[-1], matrix.mT, mode))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, final
+from functools import reduce
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
@@ -37,8 +38,9 @@ class KroneckerBlock(Block):
         cols: Number of columns of the gradient (a layer's inputs, and one for the bias), the size of A.
         dense_rows: Whether there is a factor B.
         dense_cols: Whether there is a factor A.
-        stack: If given, the gradient is ``[stack, rows, cols]``: so many matrices, each with factors of its
-            own (the three projections of attention, the gates of a recurrent layer).
+        stack: If given, the gradient is ``[stack, rows, cols]``: several matrices, each with separate factors
+            (the three projections of attention, the gates of a recurrent layer).
+        matmul: Precision of products with the factors: ``"float32"``, ``"tf32"`` or ``"bfloat16"``.
         dtype: Type of the gradient; the factors are kept in float32 at least.
         device: Where the factors live.
 
@@ -61,18 +63,20 @@ class KroneckerBlock(Block):
         dense_cols: bool = True,
         *,
         stack: int | None = None,
+        matmul: str = "float32",
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> None:
         lead = () if stack is None else (stack,)
         dtype = factor_type(dtype)
         factors = {}
+        # repeat() rather than expand(): each matrix of a stack learns for itself.
         if dense_cols:
             factors["A"] = torch.eye(cols, dtype=dtype, device=device).repeat(*lead, 1, 1)
         if dense_rows:
             factors["B"] = torch.eye(rows, dtype=dtype, device=device).repeat(*lead, 1, 1)
         factors["S"] = torch.ones(*lead, rows, cols, dtype=dtype, device=device)
-        super().__init__((*lead, rows, cols), factors)
+        super().__init__((*lead, rows, cols), factors, matmul=matmul)
 
     def to_dense(self) -> Tensor:
         """Return P for gradients flattened row by row, hence with B before A in the Kronecker product."""
@@ -85,22 +89,24 @@ class KroneckerBlock(Block):
         return torch.block_diag(*(basis @ torch.diag(d) @ basis.mT for basis, d in zip(bases, scale, strict=True)))
 
     def _apply(self, gradient: Tensor) -> Tensor:
-        a, b = self._matrix("A"), self._matrix("B")
-        projected = _right(_left_transposed(b, self._narrow(gradient)), a)
-        scaled = self._narrow(self.factors["S"].square() * projected)
-        return self._wide(_right_transposed(_left(b, scaled), a))
+        s, a, b, gradient = self._operands(gradient)
+        projected = _product(_transposed(b), gradient, a)
+        # S is never rounded: it enters no matrix product, so that would save no time.
+        scaled = (s.square() * projected).to(projected.dtype)
+        return _product(b, scaled, _transposed(a)).to(s.dtype)
 
     def _pull_back(self, gradient: Tensor, cotangent: Tensor) -> dict[str, Tensor]:
-        a, b, s = self._matrix("A"), self._matrix("B"), self.factors["S"]
-        gradient, cotangent, square = self._narrow(gradient), self._narrow(cotangent), s.square()
-        gradient_a, cotangent_a = _right(gradient, a), _right(cotangent, a)
-        m, d_n = _left_transposed(b, gradient_a), _left_transposed(b, cotangent_a)
-        n, d_m = self._narrow(square * m), self._narrow(square * d_n)
-        result = {}
+        s, a, b, gradient, cotangent = self._operands(gradient, cotangent)
+        square = s.square()
+        # Both products with A are needed twice: for M and dN, and for dB.
+        gradient_a, cotangent_a = _product(gradient, a), _product(cotangent, a)
+        m, d_n = _product(_transposed(b), gradient_a), _product(_transposed(b), cotangent_a)
+        n, d_m = (square * m).to(m.dtype), (square * d_n).to(m.dtype)
+        result = {}  # in the order of self.factors
         if a is not None:
-            result["A"] = self._wide(cotangent.mT @ _left(b, n)) + self._wide(gradient.mT @ _left(b, d_m))
+            result["A"] = (cotangent.mT @ _product(b, n)).to(s.dtype) + (gradient.mT @ _product(b, d_m)).to(s.dtype)
         if b is not None:
-            result["B"] = self._wide(cotangent_a @ n.mT) + self._wide(gradient_a @ d_m.mT)
+            result["B"] = (cotangent_a @ n.mT).to(s.dtype) + (gradient_a @ d_m.mT).to(s.dtype)
         result["S"] = 2.0 * s * m * d_n
         return result
 
@@ -113,18 +119,18 @@ class KroneckerBlock(Block):
             lengths = lengths * torch.linalg.vector_norm(self.factors["B"], dim=-2).unsqueeze(-1)
         return lengths.flatten(self.lead).square().sum(-1)
 
-
-def _left(factor: Tensor | None, matrix: Tensor) -> Tensor:
-    return matrix if factor is None else factor @ matrix
-
-
-def _left_transposed(factor: Tensor | None, matrix: Tensor) -> Tensor:
-    return matrix if factor is None else factor.mT @ matrix
-
-
-def _right(matrix: Tensor, factor: Tensor | None) -> Tensor:
-    return matrix if factor is None else matrix @ factor
+    def _operands(self, *tensors: Tensor) -> list[Any]:
+        """Return S, and A, B (None for an identity) and ``tensors`` in the type in which they enter products."""
+        s = self.factors["S"]
+        narrow = self._operand_type(s.dtype)
+        operands = (self.factors.get("A"), self.factors.get("B"), *tensors)
+        return [s, *[None if operand is None else operand.to(narrow) for operand in operands]]
 
 
-def _right_transposed(matrix: Tensor, factor: Tensor | None) -> Tensor:
-    return matrix if factor is None else matrix @ factor.mT
+def _transposed(factor: Tensor | None) -> Tensor | None:
+    return None if factor is None else factor.mT
+
+
+def _product(*matrices: Tensor | None) -> Tensor:
+    """Multiply matrices from left to right; None is the identity."""
+    return reduce(torch.matmul, [matrix for matrix in matrices if matrix is not None])

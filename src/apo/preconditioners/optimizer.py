@@ -1,10 +1,11 @@
-"""The optimizer around the blocks: an ordinary torch optimizer whose matrices someone else learns."""
+"""The optimizer around the blocks: an ordinary torch optimizer whose matrices a rule of APO learns."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -12,11 +13,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from apo.distributed import is_sharded
-from apo.preconditioners.checkpoint import check_factors, load_factors, load_momentum
-from apo.preconditioners.matmul import check_matmul
-from apo.preconditioners.options import check_clip, check_group, check_warmup
+from apo.preconditioners.checks import check_clip, check_factors, check_group, check_warmup
 from apo.preconditioners.ownership import Ownership, sharing_group
-from apo.preconditioners.plan import Layer, plan_layers, trainable_parameters
+from apo.preconditioners.plan import Layer, Model, trainable_parameters
 from apo.preconditioners.product.bundled import Bundled
 from apo.preconditioners.product.direction import Direction
 from apo.preconditioners.product.layer_by_layer import LayerByLayer
@@ -40,45 +39,42 @@ class Preconditioner(Optimizer, ABC):
     Parameters of one layer may be in groups of different learning rates; P is then
     :math:`D^{1/2} \hat P D^{1/2}` with the rates on the diagonal of D, still positive semi-definite.
 
-    Each group has, beside ``lr``, ``scale``, ``momentum``, ``weight_decay`` and ``decoupled_weight_decay``,
-    the ``initial_step`` (:math:`\eta_0` in P) and the ``reference_lr`` (the ``lr`` that stands for a
-    schedule's factor of one). Both are the ``lr`` that the group was made with.
+    Each group has, beside torch's usual entries, the ``initial_step`` (:math:`\eta_0` in P) and the
+    ``reference_lr`` (the ``lr`` at which a schedule's factor is one). Both are the ``lr`` that the group was
+    built with.
 
-    *For a rule.* The meta-parameters are :meth:`factors`. :meth:`displacement` is the look-ahead from the
-    gradients that are there now and :meth:`pull_back` turns a cotangent of it into gradients of the factors;
-    it remembers what :meth:`displacement` saw, so gradients and weights may change in between. With
-    ``deferred`` set, :meth:`step` only evaluates the closure, and the rule calls :meth:`take_step` once the
-    factors have moved. With ``guarded`` set, the warm-up lasts until the rule calls :meth:`hand_over`.
+    *For a rule.* The meta-parameters are :meth:`factors`. :meth:`displacement` is the look-ahead from the current
+    gradients and :meth:`pull_back` turns a cotangent of it into gradients of the factors; it remembers what
+    :meth:`displacement` saw, so gradients and weights may change in between. Inside :meth:`deferring`, :meth:`step`
+    only evaluates the closure, and the rule calls :meth:`take_step` once the factors have moved.
+
+    *For a new structure.* Override :meth:`plan`, which binds parameters to blocks.
+
+    The arguments are explained at :class:`Kronecker`.
 
     Attributes:
-        layers: The plan: names, parameters, views and blocks.
         ownership: Which process keeps which block; this one all of them, unless they are distributed.
-        clip: The largest norm of an update, or ``None``.
-        warmup: The optimizer that moves the weights at first, or ``None``.
-        warmup_steps: For how many steps it does.
-        deferred: Whether :meth:`step` leaves the weights to :meth:`take_step`.
-        guarded: Whether only :meth:`hand_over` ends the warm-up.
 
     Example:
         >>> from apo.preconditioners import Kronecker
         >>> model = nn.Linear(2, 1, bias=False)
         >>> optimizer = Kronecker(model, lr=0.1)
         >>> model(torch.ones(1, 2)).sum().backward()
-        >>> optimizer.displacement()  # the identity, so far: minus lr times the gradient
+        >>> optimizer.displacement()  # P is lr times the identity so far
         [tensor([[-0.1000, -0.1000]])]
         >>> [tuple(factor.shape) for factor in optimizer.factors()]
         [(2, 2), (1, 1), (1, 2)]
     """
 
-    _OWN = (
-        "_layers", "ownership", "clip", "warmup", "warmup_steps", "deferred", "guarded",
+    _COPIED = (
+        "_layers", "ownership", "clip", "warmup", "warmup_steps", "_deferred", "_guarded",
         "_steps", "_handed_over", "_built",
     )  # fmt: skip
 
     def __init__(
         self,
-        model: nn.Module | Tensor | Iterable[Tensor],
-        lr: float,
+        model: Model,
+        lr: float = 0.1,
         *,
         params: Iterable[Tensor] | Iterable[dict[str, Any]] | None = None,
         scale: float = 0.9,
@@ -86,15 +82,12 @@ class Preconditioner(Optimizer, ABC):
         clip: float | None = None,
         weight_decay: float = 0.0,
         decoupled_weight_decay: bool = False,
-        conv: str = "matrix",
-        max_dim: int = 8192,
-        matmul: str = "float32",
         warmup: Optimizer | None = None,
         warmup_steps: int = 0,
         distribute: bool | None = None,
     ) -> None:
         if not isinstance(model, (nn.Module, Tensor)):
-            model = list(model)
+            model = list(model)  # it may be a generator, and is read twice
         defaults = {
             "lr": lr,
             "scale": scale,
@@ -103,28 +96,32 @@ class Preconditioner(Optimizer, ABC):
             "decoupled_weight_decay": decoupled_weight_decay,
         }
         check_clip(clip)
-        check_matmul(matmul)
         self._built = False
         super().__init__(trainable_parameters(model) if params is None else params, defaults)
-        layers = plan_layers(model, self.structure, conv=conv, max_dim=max_dim, params=self._parameters())
-        for layer in layers:
-            layer.block.matmul = matmul
-        self.ownership = Ownership(layers, sharing_group(model, self._parameters(), distribute))
+        parameters = self._parameters()
+        layers = self.plan(model, parameters)
+        check_warmup(warmup, warmup_steps, [p for layer in layers for p in layer.params])
+        self.ownership = Ownership(layers, sharing_group(model, parameters, distribute))
+        # Before the blocks are bundled, which would copy factors that other processes keep.
+        self.ownership.release_others(layers)
         self.layers = layers
-        check_warmup(warmup, warmup_steps, [p for layer in self.layers for p in layer.params])
         self.clip = clip
         self.warmup = warmup
         self.warmup_steps = warmup_steps
-        self.deferred = False
-        self.guarded = False
+        self._deferred = False
+        self._guarded = False
         self._steps = 0
         self._handed_over = False
         self._built = True
 
-    @property
     @abstractmethod
-    def structure(self) -> str:
-        """The shape of P: ``"full"``, ``"diagonal"`` or ``"kronecker"``."""
+    def plan(self, model: Model, params: list[Tensor]) -> list[Layer]:
+        """Return a layer with a block for every parameter; the constructor calls this once.
+
+        Args:
+            model: The network, or parameters that belong to no module.
+            params: Those to plan, from the param groups.
+        """
 
     @property
     def layers(self) -> list[Layer]:
@@ -134,17 +131,23 @@ class Preconditioner(Optimizer, ABC):
     @layers.setter
     def layers(self, layers: Sequence[Layer]) -> None:
         self._layers = list(layers)
-        self._planned = {p for layer in self._layers for p in layer.params}
+        self._own_layers = [layer for layer in layers if self.ownership.is_mine(layer)]
+        self._planned = {p for layer in layers for p in layer.params}
+        # Asked once for all steps: weights are sharded before an optimizer is built, or it would hold the wrong ones.
+        self._sharded = any(is_sharded(p) for p in self._planned)
         self._lookahead: list[Tensor] | None = None
-        alone = self.ownership.size == 1 and not any(is_sharded(p) for p in self._planned)
-        fast = Replayed if alone and pays(self._layers) else Bundled
-        self._direction: Direction = fast(self._layers) if alone else LayerByLayer(self._layers, self.ownership)
+        self._direction: Direction
+        # Bundles and graphs need all factors and whole gradients in one process.
+        if self._sharded or self.ownership.size > 1:
+            self._direction = LayerByLayer(self._layers, self.ownership)
+        else:
+            self._direction = Replayed(self._layers) if pays(self._layers) else Bundled(self._layers)
 
     # --- what a rule reads ---
 
     def factors(self) -> list[Tensor]:
         """Return all meta-parameters: the factors of every block kept here, in an order that never changes."""
-        return [factor for layer in self._own_layers() for factor in layer.block.factors.values()]
+        return [factor for layer in self._own_layers for factor in layer.block.factors.values()]
 
     def moved(self) -> list[Tensor]:
         """Return the parameters that have a gradient now, in the order of the param groups.
@@ -153,12 +156,12 @@ class Preconditioner(Optimizer, ABC):
             RuntimeError: If one of them has no block because it was frozen when this optimizer was built.
         """
         moved = [p for p in self._parameters() if p.grad is not None]
-        for p in moved:
-            if p not in self._planned:
-                raise RuntimeError(
-                    f"a parameter of shape {tuple(p.shape)} was frozen when {type(self).__name__} was built "
-                    "and has a gradient now: unfreeze it before building the optimizer."
-                )
+        if not self._planned.issuperset(moved):
+            frozen = next(p for p in moved if p not in self._planned)
+            raise RuntimeError(
+                f"a parameter of shape {tuple(frozen.shape)} was frozen when {type(self).__name__} was built "
+                "and has a gradient now: unfreeze it before building the optimizer."
+            )
         return moved
 
     @torch.no_grad()
@@ -169,7 +172,7 @@ class Preconditioner(Optimizer, ABC):
         """
         moved = self.moved()
         displacements = self._direction.displacements(self.param_groups)
-        self._lookahead = moved
+        self._lookahead = moved  # pull_back() must not ask for gradients again: a backward pass may come in between
         return [displacements[p] for p in moved]
 
     @torch.no_grad()
@@ -194,7 +197,7 @@ class Preconditioner(Optimizer, ABC):
         found = self._direction.pull_back(dict(zip(moved, cotangents, strict=True)))
         return [
             found[layer.name][key] if layer.name in found else torch.zeros_like(factor)
-            for layer in self._own_layers()
+            for layer in self._own_layers
             for key, factor in layer.block.factors.items()
         ]
 
@@ -202,7 +205,7 @@ class Preconditioner(Optimizer, ABC):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore
-        """Evaluate the closure, if there is one, and move the weights unless that is ``deferred``.
+        """Evaluate the closure, if there is one, and move the weights unless inside :meth:`deferring`.
 
         Args:
             closure: Clears gradients, computes the loss, calls backward and returns the loss.
@@ -214,32 +217,35 @@ class Preconditioner(Optimizer, ABC):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if not self.deferred:
+        if not self._deferred:
             self.take_step()
         return loss
-
-    @contextmanager
-    def deferring(self) -> Iterator[None]:
-        """Inside, :meth:`step` evaluates its closure and leaves the weights to :meth:`take_step`."""
-        self.deferred = True
-        try:
-            yield
-        finally:
-            self.deferred = False
-
-    def wait_for_hand_over(self, wait: bool) -> None:
-        """Make the warm-up last until :meth:`hand_over`, or not."""
-        self.guarded = wait
 
     @torch.no_grad()
     def take_step(self) -> None:
         """Move the weights once, by the warm-up's optimizer while it lasts, and count the step."""
-        self._forget()
+        self._forget()  # first, so that the gradients of the look-ahead do not take memory during the step
         if self.warming_up and self.warmup is not None:
             self.warmup.step()
         else:
-            self._move()
+            self.moved()  # refuses parameters without a block
+            directions = self._direction.directions(self.param_groups)
+            move_weights(self.param_groups, directions, self.state, self.clip, sharded=self._sharded)
         self._steps += 1
+
+    @contextmanager
+    def deferring(self) -> Iterator[None]:
+        """Have :meth:`step` evaluate only its closure, because a rule calls :meth:`take_step` later."""
+        before, self._deferred = self._deferred, True
+        try:
+            yield
+        finally:
+            self._deferred = before
+
+    @property
+    def deferred(self) -> bool:
+        """Whether :meth:`step` leaves the weights to :meth:`take_step`."""
+        return self._deferred
 
     @property
     def steps(self) -> int:
@@ -256,7 +262,16 @@ class Preconditioner(Optimizer, ABC):
         """Whether the next step is the warm-up optimizer's."""
         if self.warmup is None or self._handed_over:
             return False
-        return self.guarded or not self.warmup_elapsed
+        return self._guarded or not self.warmup_elapsed
+
+    @property
+    def guarded(self) -> bool:
+        """Whether only :meth:`hand_over` ends the warm-up."""
+        return self._guarded
+
+    def wait_for_hand_over(self, wait: bool) -> None:
+        """Choose whether the warm-up lasts until :meth:`hand_over`, or for ``warmup_steps`` steps."""
+        self._guarded = wait
 
     def hand_over(self) -> None:
         """End the warm-up: from the next step on the preconditioner moves the weights."""
@@ -274,7 +289,7 @@ class Preconditioner(Optimizer, ABC):
             RuntimeError: If the optimizer has been built.
             ValueError: If an option of the group is out of range.
         """
-        if self._built:
+        if self._built:  # its parameters would have no block, and the meta-optimizer no factors for them
             raise RuntimeError(
                 "add_param_group() came after the preconditioner was built: build a new one over all of them."
             )
@@ -295,23 +310,19 @@ class Preconditioner(Optimizer, ABC):
         Raises:
             ValueError: If there is no such layer, or another process keeps its block.
         """
-        groups = self._groups()
-        for layer in self._own_layers():
-            if layer.name == name:
-                dtype = next(iter(layer.block.factors.values())).dtype
-                steps = [
-                    torch.full(p.shape, groups[p]["initial_step"], dtype=dtype, device=p.device) for p in layer.params
-                ]
-                root = layer.view.gather(steps).reshape(-1).sqrt()
-                return root.unsqueeze(1) * layer.block.to_dense() * root
-        known = ", ".join(layer.name for layer in self._own_layers())
-        raise ValueError(
-            f"name is {name!r}, which is no layer of this optimizer (in this process): pass one of {known}."
-        )
+        layer = next((layer for layer in self._own_layers if layer.name == name), None)
+        if layer is None:
+            known = ", ".join(layer.name for layer in self._own_layers)
+            raise ValueError(f"name is {name!r}, which is no layer kept by this process: pass one of {known}.")
+        dtype = next(iter(layer.block.factors.values())).dtype
+        initial = {p: group["initial_step"] for group in self.param_groups for p in group["params"]}
+        steps = [torch.full(p.shape, initial[p], dtype=dtype, device=p.device) for p in layer.params]
+        root = layer.view.gather(steps).reshape(-1).sqrt()
+        return root.unsqueeze(1) * layer.block.to_dense() * root
 
     def to_dense(self) -> dict[str, Tensor]:
         """Return P layer by layer, as :meth:`dense_preconditioner` does; for small models, and blocks kept here."""
-        return {layer.name: self.dense_preconditioner(layer.name) for layer in self._own_layers()}
+        return {layer.name: self.dense_preconditioner(layer.name) for layer in self._own_layers}
 
     def summary(self) -> dict[str, Tensor]:
         """Return the mean eigenvalue of each layer's learned matrix, 1 at the start (device tensors).
@@ -329,7 +340,7 @@ class Preconditioner(Optimizer, ABC):
         return {
             **super().state_dict(),
             "preconditioner": {
-                "factors": {layer.name: dict(layer.block.factors) for layer in self._own_layers()},
+                "factors": {layer.name: dict(layer.block.factors) for layer in self._own_layers},
                 "steps": self._steps,
                 "handed_over": self._handed_over,
                 "warmup": None if self.warmup is None else self.warmup.state_dict(),
@@ -340,8 +351,8 @@ class Preconditioner(Optimizer, ABC):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from what :meth:`state_dict` returned.
 
-        Factors are written into the tensors that are there, in their own type, so that a meta-optimizer that
-        holds them stays valid.
+        Factors are written into the existing tensors, in their type, so that a meta-optimizer that holds them
+        stays valid.
 
         Args:
             state_dict: From an optimizer of the same structure over the same model.
@@ -356,8 +367,14 @@ class Preconditioner(Optimizer, ABC):
         if (self.warmup is None) != (own["warmup"] is None):
             raise ValueError("state_dict and optimizer differ in warmup: build the optimizer as when it was saved.")
         super().load_state_dict(state_dict)
-        load_momentum(self, state_dict)
-        load_factors(self._own_layers(), own["factors"])
+        ids = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+        for key, p in zip(ids, self._parameters(), strict=True):
+            buffer = state_dict["state"].get(key, {}).get("momentum_buffer")
+            if buffer is not None:  # torch has cast it to the parameter's type, which may be narrower
+                self.state[p]["momentum_buffer"] = buffer.to(p.device, copy=True)
+        for layer in self._own_layers:
+            for key, factor in layer.block.factors.items():
+                factor.copy_(own["factors"][layer.name][key])
         self._steps = own["steps"]
         self._handed_over = own["handed_over"]
         self._forget()
@@ -366,28 +383,16 @@ class Preconditioner(Optimizer, ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         # torch copies and pickles three fields of an optimizer and would drop ours.
-        return {**super().__getstate__(), **{name: self.__dict__[name] for name in self._OWN}}
+        return {**super().__getstate__(), **{name: self.__dict__[name] for name in self._COPIED}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "_layers" in state:  # a copy, whose factors may no longer lie together in memory
             self.layers = self._layers
 
-    # --- the parts of a step ---
-
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
-
-    def _own_layers(self) -> list[Layer]:
-        return [layer for layer in self.layers if self.ownership.is_mine(layer)]
-
-    def _groups(self) -> dict[Tensor, dict[str, Any]]:
-        return {p: group for group in self.param_groups for p in group["params"]}
 
     def _forget(self) -> None:
         self._lookahead = None
         self._direction.forget()
-
-    def _move(self) -> None:
-        self.moved()  # refuses parameters without a block
-        move_weights(self.param_groups, self._direction.directions(self.param_groups), self.state, self.clip)

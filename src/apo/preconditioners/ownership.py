@@ -1,8 +1,8 @@
 """Which process keeps which block, when many train one network together.
 
 The factors of a block are larger than the layer they belong to, and so are the products with them. Instead of keeping
-all blocks on every process, each block can have one *owner*, who keeps its factors, applies it and tells the others the
-result. On the other processes the factors lie on the ``meta`` device: shapes without memory.
+all blocks on every process, each block can have one *owner*, which keeps its factors, applies it and sends the result
+to the others. On the other processes the factors lie on the ``meta`` device: shapes without memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Ownership:
     """The owner of each block; this process owns all of them if there is no group.
 
     Args:
-        layers: The plan, the same on all processes. Factors that this process does not own lose their memory.
+        layers: The plan, the same on all processes.
         group: The process group that shares the blocks, or None.
 
     Example:
@@ -45,16 +45,20 @@ class Ownership:
         # Over gloo only one: shards of the next gradient are put together meanwhile by a functional collective, and
         # torch 2.13 corrupts its memory, once in some ten thousand times, when gloo is busy with another operation.
         self.at_once = 1 if group is None or dist.get_backend(group) == "gloo" else self.size
+        # Both the memory of a block and the time of a product grow with the size of its factors.
         costs = [sum(factor.numel() for factor in layer.block.factors.values()) for layer in layers]
         names = [layer.name for layer in layers]
         self._owners = dict(zip(names, balanced(costs, self.size), strict=True))
-        for layer in layers:
-            if not self.is_mine(layer):
-                layer.block.factors = {key: factor.to("meta") for key, factor in layer.block.factors.items()}
 
     def is_mine(self, layer: Layer) -> bool:
-        """Tell whether this process keeps the block of a layer."""
+        """Return whether this process keeps the block of a layer."""
         return self._owners[layer.name] == self._rank
+
+    def release_others(self, layers: Sequence[Layer]) -> None:
+        """Free the memory of the factors that other processes keep."""
+        for layer in layers:
+            if not self.is_mine(layer):
+                layer.block.release_factors()
 
     def start(self, layer: Layer, gradient: Tensor) -> tuple[Tensor, Any]:
         """Begin to compute P G of one layer; every process calls this for the same layers in the same order.
@@ -84,7 +88,7 @@ class Ownership:
 
 
 def balanced(costs: Sequence[float], workers: int) -> list[int]:
-    """Assign tasks to workers, the largest first, always to the one who has least to do.
+    """Assign tasks to workers, the largest first, each to the worker that has the least work so far.
 
     Returns:
         The worker of each task.

@@ -1,22 +1,49 @@
-"""From a model to blocks: every parameter that trains belongs to exactly one layer of the plan."""
+"""From a model to blocks: every parameter that trains belongs to exactly one layer of the plan.
+
+With the Kronecker structure the module that owns a parameter decides:
+
+- Linear and Bilinear: ``[out, in + 1]``, the bias as one more column.
+- Convolutions, also transposed: ``[out, in/groups * kernel + 1]``; or, factored, ``[out, kernel, in/groups]``
+  and the bias by itself (a kernel of size one has nothing to factor and stays a matrix).
+- Embeddings: ``[vocabulary, embedding]`` with no factor on the vocabulary's side.
+- Attention's packed query, key and value projections: three matrices ``[embed, embed + 1]``.
+- Recurrent layers: one matrix ``[hidden, in + 1]`` per gate.
+- Normalisation layers, and everything with at most one dimension longer than one: diagonal.
+- Anything else: ``[first, product of the others]``, dimensions of length one left out.
+
+A side longer than ``max_dim`` loses its dense factor. A subclass of one of these modules is treated like it; a
+parameter that the subclass adds is treated by its shape.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import reduce
-from typing import NamedTuple
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from apo.preconditioners.block import Block
-from apo.preconditioners.diagonal_block import DiagonalBlock
-from apo.preconditioners.full_block import FullBlock
-from apo.preconditioners.modules import Limits, kronecker_pieces
-from apo.preconditioners.views import ConcatenatedView, ReshapeView, View
+from apo.preconditioners.block import Block, check_matmul
+from apo.preconditioners.factored_conv_block import FactoredConvBlock
+from apo.preconditioners.kronecker_block import KroneckerBlock
+from apo.preconditioners.simple_blocks import DiagonalBlock, FullBlock
+from apo.preconditioners.views import (
+    ChannelsLastView,
+    ConcatenatedView,
+    MatrixView,
+    ReshapeView,
+    TransposedConvView,
+    View,
+)
+from apo.torch_internals import without_compile_prefix
 
-__all__ = ["Layer", "plan_layers", "trainable_parameters"]
+__all__ = ["Choices", "Layer", "diagonal_plan", "full_plan", "kronecker_plan", "plan_layers", "trainable_parameters"]
+
+Model = nn.Module | Tensor | Iterable[Tensor]
 
 
 class Layer(NamedTuple):
@@ -40,17 +67,40 @@ class Layer(NamedTuple):
     block: Block
 
 
-class _Owner(NamedTuple):
-    prefix: str
-    module: nn.Module | None
-    params: dict[str, Tensor]
+@dataclass(frozen=True)
+class Choices:
+    """The user's choices about the blocks.
 
-    def full_name(self, name: str) -> str:
-        return f"{self.prefix}.{name}" if self.prefix else name
+    Attributes:
+        conv: ``"matrix"`` or ``"factored"``: how convolutions are treated.
+        max_dim: The longest side that gets a dense factor; for the full structure the largest number of parameters.
+        matmul: Precision of products with the factors.
+
+    Example:
+        >>> Choices(max_dim=0)
+        Traceback (most recent call last):
+            ...
+        ValueError: max_dim is 0: pass a positive integer.
+    """
+
+    conv: str = "matrix"
+    max_dim: int = 8192
+    matmul: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.conv not in ("matrix", "factored"):
+            raise ValueError(f"conv is {self.conv!r}: pass 'matrix' or 'factored'.")
+        if not isinstance(self.max_dim, int) or self.max_dim < 1:
+            raise ValueError(f"max_dim is {self.max_dim!r}: pass a positive integer.")
+        check_matmul(self.matmul)
+
+    def dense(self, *sides: int) -> list[bool]:
+        """Return for each side whether it gets a dense factor."""
+        return [side <= self.max_dim for side in sides]
 
 
 def plan_layers(
-    model: nn.Module | Tensor | Iterable[Tensor],
+    model: Model,
     structure: str = "kronecker",
     *,
     conv: str = "matrix",
@@ -59,9 +109,9 @@ def plan_layers(
 ) -> list[Layer]:
     """Give every parameter of a model a block.
 
-    With ``structure="kronecker"`` the module that owns a parameter decides: see
-    :mod:`apo.preconditioners.modules`. A parameter that several modules share is planned once, for the first
-    of them. Parameters that do not require gradients are left out.
+    With ``structure="kronecker"`` the module that owns a parameter decides, as listed in
+    :mod:`apo.preconditioners.plan`. A parameter that several modules share is planned once, for the first of them.
+    Parameters that do not require gradients are left out.
 
     Args:
         model: A module, or parameters that belong to none.
@@ -88,19 +138,70 @@ def plan_layers(
         1.bias DiagonalBlock (8,)
         3.weight KroneckerBlock (10, 33)
     """
-    if structure not in ("kronecker", "diagonal", "full"):
-        raise ValueError(f"structure is {structure!r}: pass 'kronecker', 'diagonal' or 'full'.")
-    limits = Limits(conv, max_dim)
-    owners = _owners(model, None if params is None else list(params))
-    if structure == "full":
-        return [_full_layer([p for owner in owners for p in owner.params.values()], max_dim)]
+    choices = Choices(conv, max_dim)
+    if structure == "kronecker":
+        return kronecker_plan(model, params, choices)
     if structure == "diagonal":
-        return [_diagonal_layer(owner.full_name(name), p) for owner in owners for name, p in owner.params.items()]
-    return [layer for owner in owners for layer in _kronecker_layers(owner, limits)]
+        return diagonal_plan(model, params)
+    if structure == "full":
+        return full_plan(model, params, choices)
+    raise ValueError(f"structure is {structure!r}: pass 'kronecker', 'diagonal' or 'full'.")
 
 
-def trainable_parameters(model: nn.Module | Tensor | Iterable[Tensor]) -> list[Tensor]:
-    """Return the parameters of a module, or of what stands for one, that require gradients, each once.
+def kronecker_plan(model: Model, params: Iterable[Tensor] | None, choices: Choices) -> list[Layer]:
+    """Plan a Kronecker-structured block for each module's weight and bias; see :func:`plan_layers`."""
+    layers = []
+    for owner in _owners(model, params):
+        pieces: list[Piece] = []
+        for kinds, needed, specialist in _SPECIALISTS:
+            # A weight may be missing: frozen, parametrised, or tied to another module's.
+            if isinstance(owner.module, kinds) and (needed is None or needed in owner.params):
+                pieces = specialist(owner.module, owner.params, choices)
+        planned = {name for names, _, _ in pieces for name in names}
+        pieces += [_by_shape(name, p, choices) for name, p in owner.params.items() if name not in planned]
+        for names, view, block in pieces:
+            members = tuple(owner.params[name] for name in names)
+            layers.append(Layer(owner.full_name(names[0]), members, view, block))
+    return layers
+
+
+def diagonal_plan(model: Model, params: Iterable[Tensor] | None) -> list[Layer]:
+    """Plan a diagonal block for each parameter; see :func:`plan_layers`."""
+    named = [(owner.full_name(name), p) for owner in _owners(model, params) for name, p in owner.params.items()]
+    return [Layer(name, (p,), ReshapeView(p.shape), DiagonalBlock(p.shape, **_placement(p))) for name, p in named]
+
+
+def full_plan(model: Model, params: Iterable[Tensor] | None, choices: Choices) -> list[Layer]:
+    """Plan one dense block for all parameters together; see :func:`plan_layers`."""
+    every = [p for owner in _owners(model, params) for p in owner.params.values()]
+    view = ConcatenatedView([p.shape for p in every])
+    (size,) = view.shape
+    if size > choices.max_dim:
+        raise ValueError(
+            f"the model has {size} parameters, but max_dim allows a full preconditioner {choices.max_dim}: "
+            "use Kronecker or Diagonal, or raise max_dim (memory grows with its square)."
+        )
+    if len({p.device for p in every}) > 1:
+        raise ValueError("the parameters lie on several devices: a full preconditioner needs them on one.")
+    # One matrix serves all parameters, so it has the widest of their types.
+    dtype = reduce(torch.promote_types, (p.dtype for p in every))
+    return [Layer("all", tuple(every), view, FullBlock(size, dtype=dtype, device=every[0].device))]
+
+
+# --- the parameters of a model, by the module that owns them ---
+
+
+class _Owner(NamedTuple):
+    prefix: str
+    module: nn.Module | None
+    params: dict[str, Tensor]
+
+    def full_name(self, name: str) -> str:
+        return f"{self.prefix}.{name}" if self.prefix else name
+
+
+def trainable_parameters(model: Model) -> list[Tensor]:
+    """Return the parameters that require gradients of a module, or of a list of parameters, each once.
 
     Example:
         >>> len(trainable_parameters(nn.Linear(2, 2)))
@@ -116,64 +217,137 @@ def trainable_parameters(model: nn.Module | Tensor | Iterable[Tensor]) -> list[T
     return list({id(p): p for p in candidates if p.requires_grad}.values())
 
 
-def _owners(model: nn.Module | Tensor | Iterable[Tensor], params: list[Tensor] | None) -> list[_Owner]:
+def _owners(model: Model, params: Iterable[Tensor] | None) -> list[_Owner]:
     chosen = [p for p in params if p.requires_grad] if params is not None else trainable_parameters(model)
     waiting = {id(p): p for p in chosen}
     if not waiting:
         raise ValueError("model has no parameter that requires gradients: unfreeze one before this.")
     owners = []
     if isinstance(model, nn.Module):
-        for prefix, module in _unwrapped(model).named_modules():
+        wrapped = isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel))
+        for prefix, module in (model.module if wrapped else model).named_modules():
             own = dict(module.named_parameters(recurse=False))
+            # A tied parameter goes to the first module that has it.
             mine: dict[str, Tensor] = {n: p for n, p in own.items() if waiting.pop(id(p), None) is not None}
             if mine:
                 # torch.compile puts a wrapper into the names; a checkpoint should not depend on it.
-                parts = [part for part in prefix.split(".") if part != "_orig_mod"]
-                owners.append(_Owner(".".join(parts), module, mine))
+                owners.append(_Owner(without_compile_prefix(prefix), module, mine))
     if waiting:
-        loose = {str(index): p for index, p in enumerate(waiting.values())}
-        owners.append(_Owner("parameter", None, loose))
+        owners.append(_Owner("parameter", None, {str(index): p for index, p in enumerate(waiting.values())}))
     for owner in owners:
         for name, parameter in owner.params.items():
-            _check_parameter(owner.full_name(name), parameter)
+            full_name = owner.full_name(name)
+            if is_lazy(parameter):
+                raise ValueError(f"parameter {full_name!r} has no shape yet: run one batch through the model first.")
+            if parameter.is_complex():
+                raise TypeError(
+                    f"parameter {full_name!r} is complex: keep its real view (torch.view_as_real) as the parameter."
+                )
     return owners
 
 
-def _unwrapped(model: nn.Module) -> nn.Module:
-    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-        return model.module
-    return model
+# --- Kronecker-structured blocks: names, view and block for some parameters of one module ---
+
+Own = Mapping[str, Tensor]
+Piece = tuple[tuple[str, ...], View, Block]
 
 
-def _check_parameter(name: str, parameter: Tensor) -> None:
-    if is_lazy(parameter):
-        raise ValueError(f"parameter {name!r} has no shape yet: run one batch through the model before this.")
-    if parameter.is_complex():
-        raise TypeError(f"parameter {name!r} is complex: keep its real view (torch.view_as_real) as the parameter.")
+def _by_shape(name: str, parameter: Tensor, choices: Choices) -> Piece:
+    # A class token [1, 1, n] is a vector and a position embedding [1, t, n] a matrix.
+    sides = [side for side in parameter.shape if side != 1]
+    if len(sides) < 2:
+        return _diagonal(name, parameter)
+    view = ReshapeView(parameter.shape, (sides[0], prod(sides[1:])))
+    return (name,), view, _matrix_block(view, parameter, choices)
 
 
-def _diagonal_layer(name: str, parameter: Tensor) -> Layer:
-    block = DiagonalBlock(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-    return Layer(name, (parameter,), ReshapeView(parameter.shape), block)
+def _diagonal(name: str, parameter: Tensor) -> Piece:
+    return (name,), ReshapeView(parameter.shape), DiagonalBlock(parameter.shape, **_placement(parameter))
 
 
-def _full_layer(params: Sequence[Tensor], max_dim: int) -> Layer:
-    view = ConcatenatedView([p.shape for p in params])
-    (size,) = view.shape
-    if size > max_dim:
-        raise ValueError(
-            f"the model has {size} parameters, but max_dim allows a full preconditioner {max_dim}: "
-            "use Kronecker or Diagonal, or raise max_dim (memory grows with its square)."
-        )
-    if len({p.device for p in params}) > 1:
-        raise ValueError("the parameters lie on several devices: a full preconditioner needs them on one.")
-    dtype = reduce(torch.promote_types, (p.dtype for p in params))
-    return Layer("all", tuple(params), view, FullBlock(size, dtype=dtype, device=params[0].device))
+def _matrix(weight: str, bias: str, own: Own, choices: Choices, stack: int | None = None) -> Piece:
+    """Plan a weight as a matrix, with the bias as a column where there is one per row."""
+    tensor = own[weight]
+    # A subclass may have a bias of any shape; only one number per row fits a column.
+    with_bias = bias in own and own[bias].shape == tensor.shape[:1]
+    view = MatrixView(tensor.shape, bias=with_bias, stack=stack)
+    return (weight, bias) if with_bias else (weight,), view, _matrix_block(view, tensor, choices)
 
 
-def _kronecker_layers(owner: _Owner, limits: Limits) -> list[Layer]:
-    layers = []
-    for names, view, block in kronecker_pieces(owner.module, owner.params, limits):
-        params = tuple(owner.params[name] for name in names)
-        layers.append(Layer(owner.full_name(names[0]), params, view, block))
-    return layers
+def _matrix_block(view: View, like: Tensor, choices: Choices) -> KroneckerBlock:
+    *stack, rows, cols = view.shape
+    dense = choices.dense(rows, cols)
+    return KroneckerBlock(rows, cols, *dense, stack=stack[0] if stack else None, **_placement(like, choices))
+
+
+def _factored(shape: tuple[int, ...], like: Tensor, choices: Choices) -> tuple[View, Block]:
+    sides = (shape[0], shape[1], prod(shape[2:]))
+    return ChannelsLastView(shape), FactoredConvBlock(*sides, *choices.dense(*sides), **_placement(like, choices))
+
+
+def _placement(like: Tensor, choices: Choices | None = None) -> dict[str, Any]:
+    placement = {"dtype": like.dtype, "device": like.device}
+    return placement if choices is None else {**placement, "matmul": choices.matmul}
+
+
+def _linear(module: nn.Module, own: Own, choices: Choices) -> list[Piece]:
+    return [_matrix("weight", "bias", own, choices)]
+
+
+def _convolution(module: nn.Module, own: Own, choices: Choices) -> list[Piece]:
+    weight = own["weight"]
+    if choices.conv == "matrix" or prod(weight.shape[2:]) == 1:
+        return [_matrix("weight", "bias", own, choices)]
+    return [(("weight",), *_factored(weight.shape, weight, choices))]
+
+
+def _transposed_convolution(module: nn.Module, own: Own, choices: Choices) -> list[Piece]:
+    # torch stores [in, out / groups, *k] here; turned, a row belongs to one output as in all other layers.
+    weight, groups = own["weight"], getattr(module, "groups", 1)
+    turned = (weight.shape[1] * groups, weight.shape[0] // groups, *weight.shape[2:])
+    if choices.conv == "matrix" or prod(weight.shape[2:]) == 1:
+        names = ("weight", "bias") if "bias" in own else ("weight",)
+        inner = MatrixView(turned, bias="bias" in own)
+        block = _matrix_block(inner, weight, choices)
+    else:
+        names = ("weight",)
+        inner, block = _factored(turned, weight, choices)
+    return [(names, TransposedConvView(weight.shape, groups, inner), block)]
+
+
+def _embedding(module: nn.Module, own: Own, choices: Choices) -> list[Piece]:
+    weight = own["weight"]
+    rows, cols = weight.shape
+    # Most rows have no gradient in a batch: mixing rows would move words that did not occur.
+    block = KroneckerBlock(rows, cols, False, *choices.dense(cols), **_placement(weight, choices))
+    return [(("weight",), ReshapeView(weight.shape), block)]
+
+
+def _normalisation(module: nn.Module, own: Own, choices: Choices) -> list[Piece]:
+    return [_diagonal(name, parameter) for name, parameter in own.items()]
+
+
+def _attention(module: nn.Module, own: Own, choices: Choices) -> list[Piece]:
+    return [_matrix("in_proj_weight", "in_proj_bias", own, choices, stack=3)]
+
+
+def _recurrent(module: nn.Module, own: Own, choices: Choices) -> list[Piece]:
+    hidden: int = getattr(module, "hidden_size")  # noqa: B009 - both base classes have it, nn.Module does not
+    return [
+        _matrix(name, name.replace("weight", "bias"), own, choices, stack=parameter.shape[0] // hidden)
+        for name, parameter in own.items()
+        if name.startswith(("weight_ih", "weight_hh"))
+    ]
+
+
+# Kinds of modules, the parameter without which their plan makes no sense, and the plan.
+_SPECIALISTS: list[tuple[tuple[type[nn.Module], ...], str | None, Callable[[Any, Own, Choices], list[Piece]]]] = [
+    ((nn.Linear, nn.Bilinear), "weight", _linear),
+    ((nn.Conv1d, nn.Conv2d, nn.Conv3d), "weight", _convolution),
+    ((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), "weight", _transposed_convolution),
+    ((nn.Embedding, nn.EmbeddingBag), "weight", _embedding),
+    ((nn.LayerNorm, nn.RMSNorm), None, _normalisation),
+    # With keys or values of another size there are three weights instead, each treated by its shape.
+    ((nn.MultiheadAttention,), "in_proj_weight", _attention),
+    ((nn.RNNBase, nn.RNNCellBase), None, _recurrent),
+]

@@ -1,4 +1,4 @@
-"""From directions to moved weights: momentum, scale, clipping and decoupled weight decay."""
+"""The sizes of a step: learning rates on both sides of P, then momentum, clipping and decoupled weight decay."""
 
 from __future__ import annotations
 
@@ -9,13 +9,38 @@ import torch
 from torch import Tensor
 
 from apo.distributed import is_sharded, whole
-from apo.preconditioners.product.direction import Groups
-from apo.vectors import advance_
+from apo.preconditioners.plan import Layer
+from apo.torch_internals import foreach_add_, foreach_mul, foreach_mul_, foreach_norm
 
-__all__ = ["move_weights"]
+__all__ = ["Groups", "Rates", "initial_steps", "move_weights"]
+
+Groups = Sequence[Mapping[str, Any]]
+Rates = dict[Tensor, float]
 
 
-def move_weights(groups: Groups, directions: Mapping[Tensor, Tensor], state: Any, clip: float | None) -> None:
+def initial_steps(layers: Sequence[Layer], groups: Groups) -> tuple[Rates, Rates]:
+    r"""Return for each parameter the factors on the two sides of its layer's block.
+
+    Parameters of one layer may be in groups of different step sizes. P is then :math:`D^{1/2} \hat P D^{1/2}`, which
+    stays symmetric. One common size needs one side only.
+
+    Returns:
+        The factors on the gradient (parameters whose factor is one are left out) and those on the product.
+    """
+    after = {p: float(group["initial_step"]) for group in groups for p in group["params"]}
+    before: Rates = {}
+    if len(set(after.values())) > 1:
+        for layer in layers:
+            if len({after[p] for p in layer.params}) > 1:
+                roots = {p: after[p] ** 0.5 for p in layer.params}
+                before |= roots
+                after |= roots
+    return before, after
+
+
+def move_weights(
+    groups: Groups, directions: Mapping[Tensor, Tensor], state: Any, clip: float | None, *, sharded: bool
+) -> None:
     """Move every parameter that has a direction, in as few operations as there are kinds of parameters.
 
     Args:
@@ -23,53 +48,54 @@ def move_weights(groups: Groups, directions: Mapping[Tensor, Tensor], state: Any
         directions: P g, by parameter.
         state: The optimizer's state, which keeps the momentum.
         clip: The largest norm of the update of all parameters together, or None.
+        sharded: Whether some parameters are DTensors.
     """
-    moving = [(group, [p for p in group["params"] if p in directions]) for group in groups]
-    moving = [(group, params) for group, params in moving if params]
-    rates = [-group["scale"] * group["lr"] / group["reference_lr"] for group, _ in moving]
-    updates = [_averaged([directions[p] for p in params], params, state, group["momentum"]) for group, params in moving]
+    # Every process moves its shards alone: there is nothing to communicate.
+    local = _local if sharded else list
+    moving, updates, rates = [], [], []
+    for group in groups:
+        params = [p for p in group["params"] if p in directions]
+        update = [directions[p] for p in params]
+        if not params:
+            continue
+        if group["momentum"]:
+            # Of P g, not of g: past steps keep the P that they were taken with.
+            for p, direction in zip(params, update, strict=True):
+                if "momentum_buffer" not in state[p]:
+                    state[p]["momentum_buffer"] = torch.zeros_like(direction)
+            buffers = [state[p]["momentum_buffer"] for p in params]
+            foreach_mul_(local(buffers), group["momentum"])
+            foreach_add_(local(buffers), local(update))
+            update = buffers
+        moving.append((group, params))
+        updates.append(update)
+        # reference_lr is the lr of P's initial step, so that lr / reference_lr is the factor of a schedule.
+        rates.append(-group["scale"] * group["lr"] / group["reference_lr"])
     if clip is not None and moving:
-        factor = _clipping_factor(updates, rates, clip)
-        updates = [_shrunk(update, factor) for update in updates]
+        updates = _clipped(updates, rates, clip)
     for (group, params), update, rate in zip(moving, updates, rates, strict=True):
         if group["decoupled_weight_decay"] and group["weight_decay"]:
-            torch._foreach_mul_(_local(params), 1.0 - group["lr"] * group["weight_decay"])  # pyright: ignore[reportPrivateImportUsage]
-        advance_(params, update, rate)
+            foreach_mul_(local(params), 1.0 - group["lr"] * group["weight_decay"])
+        foreach_add_(local(params), local(update), alpha=rate)
 
 
-def _clipping_factor(updates: Sequence[list[Tensor]], rates: Sequence[float], limit: float) -> Tensor:
-    """Return what shrinks an update to a norm of at most ``limit``, without asking the device for the number."""
-    device = updates[0][0].device
-    norms = [
-        abs(rate) * torch.stack([value.to(device) for value in _norms(update)])
-        for update, rate in zip(updates, rates, strict=True)
-    ]
-    return (limit / torch.linalg.vector_norm(torch.cat(norms))).clamp(max=1.0)
-
-
-def _norms(tensors: list[Tensor]) -> Sequence[Tensor]:
-    if any(is_sharded(tensor) for tensor in tensors):
-        return [whole(torch.linalg.vector_norm(tensor)) for tensor in tensors]
-    return torch._foreach_norm(tensors)  # pyright: ignore[reportPrivateImportUsage]
-
-
-def _shrunk(tensors: list[Tensor], factor: Tensor) -> list[Tensor]:
-    if any(is_sharded(tensor) for tensor in tensors) or len({(t.device, t.dtype) for t in tensors}) > 1:
-        return [tensor * factor.to(tensor.device, tensor.dtype) for tensor in tensors]
-    return list(torch._foreach_mul(tensors, factor.to(tensors[0].device, tensors[0].dtype)))  # pyright: ignore[reportPrivateImportUsage]
-
-
-def _averaged(directions: list[Tensor], params: Sequence[Tensor], state: Any, momentum: float) -> list[Tensor]:
-    """Add directions to their momentum and return that."""
-    if not momentum:
-        return directions
-    for p, direction in zip(params, directions, strict=True):
-        if "momentum_buffer" not in state[p]:
-            state[p]["momentum_buffer"] = torch.zeros_like(direction)
-    buffers = [state[p]["momentum_buffer"] for p in params]
-    torch._foreach_mul_(_local(buffers), momentum)  # pyright: ignore[reportPrivateImportUsage]
-    advance_(buffers, directions, 1.0)
-    return buffers
+def _clipped(updates: Sequence[list[Tensor]], rates: Sequence[float], limit: float) -> list[list[Tensor]]:
+    """Shrink the update to a norm of at most ``limit``, without asking the device for the number."""
+    device, norms, clipped = updates[0][0].device, [], []
+    for update, rate in zip(updates, rates, strict=True):
+        if any(is_sharded(tensor) for tensor in update):
+            parts = [whole(torch.linalg.vector_norm(tensor)) for tensor in update]
+        else:
+            parts = foreach_norm(update)
+        norms.append(abs(rate) * torch.stack([part.to(device) for part in parts]))
+    factor = (limit / torch.linalg.vector_norm(torch.cat(norms))).clamp(max=1.0)
+    for update in updates:
+        # One launch for a list needs one device, one type and no DTensor; everything else goes tensor by tensor.
+        if any(is_sharded(tensor) for tensor in update) or len({(t.device, t.dtype) for t in update}) > 1:
+            clipped.append([tensor * factor.to(tensor.device, tensor.dtype) for tensor in update])
+        else:
+            clipped.append(foreach_mul(update, factor.to(update[0].device, update[0].dtype)))
+    return clipped
 
 
 def _local(tensors: Sequence[Tensor]) -> list[Tensor]:

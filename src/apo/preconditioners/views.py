@@ -2,7 +2,7 @@
 
 A view knows shapes only. ``gather`` and ``scatter`` are exact inverses and move numbers without changing
 them; what is gathered may be the gradient, a cotangent, or anything else that has the parameters' shapes.
-Tensors may have more dimensions in front, the same for all: so many layers are gathered or taken apart at once.
+Tensors may have more dimensions in front, the same for all: many layers are then gathered or scattered at once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class View(ABC):
 
     @property
     def key(self) -> tuple:
-        """What tells this view from others: views of one key gather and scatter alike."""
+        """What identifies this view: views with equal keys gather and scatter alike."""
         return (type(self), *self.parts, self.shape)
 
     def gather(self, tensors: Sequence[Tensor | None]) -> Tensor:
@@ -57,19 +57,19 @@ class View(ABC):
         Raises:
             ValueError: If all are ``None``.
         """
-        pairs = list(zip(tensors, self.parts, strict=True))
-        present = next((pair for pair in pairs if pair[0] is not None), None)
-        if present is None:
+        present = [(tensor, part) for tensor, part in zip(tensors, self.parts, strict=True) if tensor is not None]
+        if not present:
             raise ValueError("tensors are all None: pass at least one tensor, or leave the layer out.")
-        like, shape = present
-        assert like is not None
+        like, shape = present[0]
         lead = tuple(like.shape[: like.ndim - len(shape)])
-        filled = [like.new_zeros((*lead, *part)) if tensor is None else tensor for tensor, part in pairs]
-        return self._gather(filled, lead)
+        if len(present) == len(self.parts):
+            return self._gather([tensor for tensor, _ in present], lead)
+        pairs = zip(tensors, self.parts, strict=True)
+        return self._gather([like.new_zeros((*lead, *part)) if t is None else t for t, part in pairs], lead)
 
     @abstractmethod
     def scatter(self, gathered: Tensor) -> list[Tensor]:
-        """Take a gathered tensor apart again; the parts may share its memory."""
+        """Split a gathered tensor into one tensor per parameter again; they may share its memory."""
 
     @abstractmethod
     def _gather(self, tensors: list[Tensor], lead: tuple[int, ...]) -> Tensor: ...
@@ -95,7 +95,7 @@ class ReshapeView(View):
         super().__init__([part], part if shape is None else shape)
 
     def scatter(self, gathered: Tensor) -> list[Tensor]:
-        """Give the parameter its shape back."""
+        """Restore the shape of the parameter."""
         return [gathered.reshape((*self._lead(gathered), *self.parts[0]))]
 
     def _gather(self, tensors: list[Tensor], lead: tuple[int, ...]) -> Tensor:
@@ -109,7 +109,7 @@ class MatrixView(View):
     Args:
         weight: Shape of the weight, outputs first; the other dimensions are flattened.
         bias: Whether the layer has a bias, one number per output.
-        stack: If given, the rows are so many matrices on top of each other, as ``[stack, rows, cols]``.
+        stack: If given, the rows are this many matrices on top of each other, as ``[stack, rows, cols]``.
 
     Example:
         >>> MatrixView((8, 3, 3, 3), bias=True).shape
@@ -127,11 +127,11 @@ class MatrixView(View):
         super().__init__([weight, (rows,)] if bias else [weight], shape)
 
     def scatter(self, gathered: Tensor) -> list[Tensor]:
-        """Split off the bias and give the weight its shape back."""
+        """Split off the bias and restore the shape of the weight."""
         lead, (rows, cols) = self._lead(gathered), self._matrix
         if len(self.parts) == 1:
             return [gathered.reshape((*lead, *self.parts[0]))]
-        matrix = gathered.reshape((*lead, rows, cols + 1))
+        matrix = gathered.reshape((*lead, rows, cols + 1))  # also of a stack, whose rows lie on top of each other
         return [matrix[..., :cols].reshape((*lead, *self.parts[0])), matrix[..., cols]]
 
     def _gather(self, tensors: list[Tensor], lead: tuple[int, ...]) -> Tensor:
@@ -160,7 +160,7 @@ class ChannelsLastView(View):
         super().__init__([weight], (outputs, prod(kernel), inputs))
 
     def scatter(self, gathered: Tensor) -> list[Tensor]:
-        """Give the weight its order of dimensions and its shape back."""
+        """Restore the order of dimensions and the shape of the weight."""
         return [gathered.mT.reshape((*self._lead(gathered), *self.parts[0]))]
 
     def _gather(self, tensors: list[Tensor], lead: tuple[int, ...]) -> Tensor:
@@ -183,17 +183,18 @@ class TransposedConvView(View):
     """
 
     def __init__(self, weight: Sequence[int], groups: int, inner: View) -> None:
+        # Inputs of a group lie together, and so do its outputs: both turn within the group.
         self._grouped = (groups, weight[0] // groups, *weight[1:])
         self._inner = inner
         super().__init__([weight, *inner.parts[1:]], inner.shape)
 
     @property
     def key(self) -> tuple:
-        """What tells this view from others: the groups, and the inner view."""
+        """What identifies this view: also the groups, and the inner view."""
         return (*super().key, self._grouped, self._inner.key)
 
     def scatter(self, gathered: Tensor) -> list[Tensor]:
-        """Take the inner view apart and turn the weight back."""
+        """Scatter the inner view and turn the weight back."""
         lead = self._lead(gathered)
         turned, *bias = self._inner.scatter(gathered)
         groups, inputs, outputs, *kernel = self._grouped
@@ -223,7 +224,7 @@ class ConcatenatedView(View):
         super().__init__(parts, (sum(self._sizes),))
 
     def scatter(self, gathered: Tensor) -> list[Tensor]:
-        """Cut the vector and give each parameter its shape back."""
+        """Split the vector and restore the shape of each parameter."""
         lead, pieces = self._lead(gathered), gathered.split(self._sizes, dim=-1)
         return [piece.reshape((*lead, *part)) for piece, part in zip(pieces, self.parts, strict=True)]
 

@@ -105,6 +105,7 @@ class Rule(ABC):
         wsd_weight: Default weight of the weight-space term.
         other_batch_share: Default share of the loss term that is taken on B'.
         split: Whether each of many processes keeps a part of phi; otherwise all have the same phi.
+        interval: An interval between meta-steps that overrides the user's for now, or None. The tuner reads it.
 
     Example:
         >>> import apo, torch
@@ -116,17 +117,13 @@ class Rule(ABC):
     wsd_weight: float = 0.0
     other_batch_share: float = 0.0
     split: bool = False
+    interval: int | None = None
     optimizer: Optimizer
     meta_optimizer: Optimizer
 
     @abstractmethod
     def phi(self) -> list[Tensor]:
         """Return the meta-parameters: leaf tensors that the meta-optimizer moves. Called at any time."""
-
-    @property
-    def interval(self) -> int | None:
-        """An interval between meta-steps that overrides the user's for now, or None. The tuner reads it every step."""
-        return None
 
     def before_step(self) -> None:
         """Take in what changed since the last step, such as new param groups. The tuner calls it before every step."""

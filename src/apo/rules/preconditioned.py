@@ -102,7 +102,7 @@ class Preconditioned(Rule):
         return cls(optimizer, **(settings | options))
 
     @property
-    def interval(self) -> int | None:
+    def interval(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The warm-up's own interval while it lasts, unless it does not end: then it would stay costly."""
         return self.warmup_interval if self.optimizer.warming_up and not self._overdue else None
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from torch import Tensor
 
-from apo.preconditioners.plan import Layer
+from apo.preconditioners.step import Groups
 
-__all__ = ["Direction", "Groups", "initial_steps", "Rates"]
-
-Groups = Sequence[Mapping[str, Any]]
-Rates = dict[Tensor, float]
+__all__ = ["Direction"]
 
 
 class Direction(ABC):
-    """P g for all parameters, by whatever way is fastest.
+    """P g for all parameters; the optimizer chooses the fastest way.
 
     There are three ways with the same result: ``LayerByLayer`` is the obvious one, and the one where processes share
     the work; ``Bundled`` computes similar layers together; ``Replayed`` does that as a CUDA graph.
@@ -52,23 +48,3 @@ class Direction(ABC):
     @abstractmethod
     def forget(self) -> None:
         """Drop what was remembered."""
-
-
-def initial_steps(layers: Sequence[Layer], groups: Groups) -> tuple[Rates, Rates]:
-    r"""Return for each parameter the factors on the two sides of its layer's block.
-
-    Parameters of one layer may be in groups of different step sizes; the roots of these then stand on both sides of P,
-    which stays symmetric. One common size needs one side only.
-
-    Returns:
-        The factors on the gradient (parameters whose factor is one are left out) and those on the product.
-    """
-    after = {p: float(group["initial_step"]) for group in groups for p in group["params"]}
-    before: Rates = {}
-    if len(set(after.values())) > 1:
-        for layer in layers:
-            if len({after[p] for p in layer.params}) > 1:
-                roots = {p: after[p] ** 0.5 for p in layer.params}
-                before |= roots
-                after |= roots
-    return before, after

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, final
+from collections.abc import Mapping, Sequence
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -12,16 +12,10 @@ from torch import Tensor
 from apo.distributed import shard_like, whole
 from apo.preconditioners.ownership import Ownership
 from apo.preconditioners.plan import Layer
-from apo.preconditioners.product.direction import Direction, Groups, Rates, initial_steps
+from apo.preconditioners.product.direction import Direction
+from apo.preconditioners.step import Groups, Rates, initial_steps
 
 __all__ = ["LayerByLayer"]
-
-
-class _Item(NamedTuple):
-    """A layer, and its gathered gradient or the product with it."""
-
-    layer: Layer
-    tensor: Tensor
 
 
 @final
@@ -46,30 +40,25 @@ class LayerByLayer(Direction):
     def __init__(self, layers: Sequence[Layer], ownership: Ownership) -> None:
         self._layers = layers
         self._ownership = ownership
-        self._remembered: tuple[list[_Item], Rates] = ([], {})
+        self.forget()
 
     def directions(self, groups: Groups) -> dict[Tensor, Tensor]:
         """Return P g, sharded as the parameters are."""
-        before, after = initial_steps(self._layers, groups)
-        return self._results(self._inputs(groups, before), after)
+        return self._multiplied(groups, look_ahead=False)
 
     def displacements(self, groups: Groups) -> dict[Tensor, Tensor]:
         """Return -P g, sharded as the parameters are."""
-        before, after = initial_steps(self._layers, groups)
-        self._remembered = ([], {p: -rate for p, rate in after.items()})
-        return self._results(self._kept(self._inputs(groups, before)), self._remembered[1])
+        return self._multiplied(groups, look_ahead=True)
 
     def pull_back(self, cotangents: Mapping[Tensor, Tensor]) -> dict[str, dict[str, Tensor]]:
         """Pull back the blocks that this process keeps."""
-        items, rates = self._remembered
-        mine = {layer.name: gradient for layer, gradient in items}
         found = {}
         for layer in self._layers:
             # A parameter without gradient does not move, so nothing depends on what P says about it. All processes
             # put the shards of a cotangent together, for the one of them that needs it.
-            parts = [rates[p] * whole(cotangents[p]) if p in cotangents else None for p in layer.params]
-            if layer.name in mine:
-                found[layer.name] = layer.block.pull_back(mine[layer.name], layer.view.gather(parts))
+            parts = [self._rates[p] * whole(cotangents[p]) if p in cotangents else None for p in layer.params]
+            if layer.name in self._gradients:
+                found[layer.name] = layer.block.pull_back(self._gradients[layer.name], layer.view.gather(parts))
         return found
 
     def mean_eigenvalues(self) -> dict[str, Tensor]:
@@ -84,50 +73,43 @@ class LayerByLayer(Direction):
 
     def forget(self) -> None:
         """Drop the gradients."""
-        self._remembered = ([], {})
+        self._gradients: dict[str, Tensor] = {}  # of the last displacements, for blocks that this process keeps
+        self._rates: Rates = {}
 
-    def _results(self, items: Iterator[_Item], rates: Rates) -> dict[Tensor, Tensor]:
-        found = {}
-        for layer, product in self._products(items):
-            for p, part in zip(layer.params, layer.view.scatter(product), strict=True):
-                if p.grad is not None:
-                    found[p] = shard_like(rates[p] * part, p)
-        return found
-
-    def _inputs(self, groups: Groups, before: Rates) -> Iterator[_Item]:
-        """Yield the gathered gradients of all layers that have at least one."""
+    def _multiplied(self, groups: Groups, look_ahead: bool) -> dict[Tensor, Tensor]:
+        """Return P g; to look ahead, -P g, and remember what :meth:`pull_back` needs."""
+        before, rates = initial_steps(self._layers, groups)
+        if look_ahead:
+            self.forget()
+            self._rates = rates = {p: -rate for p, rate in rates.items()}
         group_of = {p: group for group in groups for p in group["params"]}
+        found: dict[Tensor, Tensor] = {}
+        under_way: deque[tuple[Layer, Tensor, Any]] = deque()
         for layer in self._layers:
             gradients = [_gradient(p, group_of[p], before.get(p, 1.0)) for p in layer.params]
-            if any(gradient is not None for gradient in gradients):
-                yield _Item(layer, layer.view.gather(gradients))
-
-    def _kept(self, items: Iterator[_Item]) -> Iterator[_Item]:
-        """Remember the gradients of the blocks that are kept here."""
-        for layer, gradient in items:
-            # A gathered gradient may share memory with .grad, which a backward pass at the look-ahead overwrites.
-            item = _Item(layer, gradient.clone())
-            if self._ownership.is_mine(layer):
-                self._remembered[0].append(item)
-            yield item
-
-    def _products(self, items: Iterator[_Item]) -> Iterator[_Item]:
-        """Yield each block's product with its gradient; with many processes, some of them work at a time."""
-        under_way: deque[tuple[_Item, Any]] = deque()
-        for layer, gradient in items:
-            product, work = self._ownership.start(layer, gradient)
-            under_way.append((_Item(layer, product), work))
+            if all(gradient is None for gradient in gradients):
+                continue
+            gradient = layer.view.gather(gradients)
+            if look_ahead:
+                # A gathered gradient may share memory with .grad, which the next backward pass overwrites.
+                gradient = gradient.clone()
+                if self._ownership.is_mine(layer):
+                    self._gradients[layer.name] = gradient
+            under_way.append((layer, *self._ownership.start(layer, gradient)))
+            # Owners of several blocks compute at the same time, while the results of earlier ones travel.
             if len(under_way) == self._ownership.at_once:
-                yield _finished(under_way)
+                found |= _finished(*under_way.popleft(), rates)
         while under_way:
-            yield _finished(under_way)
+            found |= _finished(*under_way.popleft(), rates)
+        return found
 
 
-def _finished(under_way: deque[tuple[_Item, Any]]) -> _Item:
-    product, work = under_way.popleft()
+def _finished(layer: Layer, product: Tensor, work: Any, rates: Rates) -> dict[Tensor, Tensor]:
+    """Wait for the product of one layer and return each parameter's share of it."""
     if work is not None:
         work.wait()
-    return product
+    parts = zip(layer.params, layer.view.scatter(product), strict=True)
+    return {p: shard_like(rates[p] * part, p) for p, part in parts if p.grad is not None}
 
 
 def _gradient(p: Tensor, group: Mapping[str, Any], rate: float) -> Tensor | None:

@@ -1,8 +1,8 @@
 """Where the numbers of a tensor lie in memory.
 
 torch's ``foreach`` operations take one launch for a whole list of tensors, but only if partners in the lists have the
-same strides; if one pair has not, every tensor gets a launch of its own. Directions are therefore given the strides of
-the parameters that they belong to.
+same strides; a single pair with different strides costs one launch for every tensor. Directions therefore get the
+strides of their parameters.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ def stacked(tensors: Sequence[Tensor]) -> Tensor:
     if order is None or order == tuple(range(len(order))):
         return torch.stack(list(tensors))
     together = torch.stack([tensor.permute(order) for tensor in tensors])
-    return together.permute(0, *(1 + order.index(dim) for dim in range(len(order))))
+    return together.permute(0, *[1 + order.index(dim) for dim in range(len(order))])
 
 
 def laid_out_like(tensor: Tensor, pattern: Tensor) -> Tensor:
-    """Return a tensor whose last dimensions have the strides of ``pattern``; a copy only if it must be.
+    """Return a tensor whose last dimensions have the strides of ``pattern``; a copy only if needed.
 
     Args:
         tensor: Of the shape of ``pattern``, perhaps with dimensions in front.
-        pattern: The example. One with gaps or overlaps is answered by a contiguous tensor.
+        pattern: Where the strides come from. If it has gaps or overlaps, the result is contiguous.
 
     Example:
         >>> image = torch.zeros(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
@@ -49,13 +49,14 @@ def laid_out_like(tensor: Tensor, pattern: Tensor) -> Tensor:
     order = _memory_order(pattern.shape, stride)
     if order is None:
         return tensor.contiguous()
-    inner = tensor.permute(*range(lead), *(lead + dim for dim in order)).contiguous()
+    inner = tensor.permute(*range(lead), *[lead + dim for dim in order]).contiguous()
     return inner.as_strided(tensor.shape, (*inner.stride()[:lead], *stride), inner.storage_offset())
 
 
 @lru_cache(maxsize=4096)
 def _memory_order(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...] | None:
     """Return the dimensions from the slowest to the fastest; None if memory has gaps or is used twice."""
+    # A dimension of length one may have any stride; it counts as the fastest, where it disturbs nothing.
     order = sorted(range(len(shape)), key=lambda dim: -stride[dim] if shape[dim] > 1 else 0)
     expected = 1
     for dim in reversed(order):

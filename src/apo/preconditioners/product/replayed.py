@@ -14,8 +14,9 @@ from torch import Tensor
 
 from apo.passes.graphs import capture, recorded
 from apo.preconditioners.plan import Layer
-from apo.preconditioners.product.bundled import Bundled, Kept, raw_gradients
-from apo.preconditioners.product.direction import Direction, Groups
+from apo.preconditioners.product.bundled import Bundled, LookAhead, raw_gradients
+from apo.preconditioners.product.direction import Direction
+from apo.preconditioners.step import Groups
 from apo.vectors import assign_, copies
 
 __all__ = ["Replayed", "pays"]
@@ -28,7 +29,7 @@ _LARGEST = 2**26
 
 
 def pays(layers: Sequence[Layer]) -> bool:
-    """Tell whether replaying is worth its memory: on one GPU, for a network that is not huge.
+    """Return whether replaying is worth its memory: on one GPU, for a network that is not huge.
 
     Example:
         >>> from apo.preconditioners import plan_layers
@@ -60,8 +61,8 @@ class Replayed(Direction):
     """Records what :class:`Bundled` does once steps look alike, and replays it as long as they do.
 
     Steps look alike if the same parameters have gradients, the options of their groups that enter P are the same and
-    no tensor has been exchanged. While they do not, and inside someone else's recording, everything runs as it is
-    written. The gradients that :meth:`pull_back` returns are valid until its next call.
+    no tensor has been exchanged. While they do not, and while another CUDA graph is being recorded, everything runs
+    eagerly. The gradients that :meth:`pull_back` returns are valid until its next call.
 
     Args:
         layers: The plan, on one GPU.
@@ -74,39 +75,30 @@ class Replayed(Direction):
         self._kind: tuple | None = None
         self._seen = 0
         self._possible = True
-        self._kept: Kept | None = None  # by the last displacements, if they were replayed
+        self._kept: LookAhead | None = None  # by the last displacements, if they were replayed
 
     def directions(self, groups: Groups) -> dict[Tensor, Tensor]:
         """Return P g, in memory of the graph."""
         raw = raw_gradients(groups)
-        if not self._alike(groups, raw):
-            return self._plain.multiplied(groups, raw)
-
-        def multiply(gradients: list[Tensor]) -> dict[Tensor, Tensor]:
-            return self._plain.multiplied(groups, dict(zip(raw, gradients, strict=True)))
-
-        graph = self._graph("directions", multiply, raw.values())
-        return self._plain.multiplied(groups, raw) if graph is None else graph(raw.values())
+        graph = self._product("directions", groups, raw, look_ahead=False)
+        return self._plain.multiplied(groups, raw)[0] if graph is None else graph(raw.values())[0]
 
     def displacements(self, groups: Groups) -> dict[Tensor, Tensor]:
-        """Return -P g, in memory of its own."""
+        """Return -P g, copied out of the graph's memory."""
+        self._kept = None
         raw = raw_gradients(groups)
-        self._kept, graph = None, None
-
-        def displace(gradients: list[Tensor]) -> tuple[dict[Tensor, Tensor], Kept]:
-            return self._plain.displaced(groups, dict(zip(raw, gradients, strict=True)))
-
-        if self._alike(groups, raw):
-            graph = self._graph("displacements", displace, raw.values())
+        graph = self._product("displacements", groups, raw, look_ahead=True)
         if graph is None:
             return self._plain.displacements(groups)
         results, self._kept = graph(raw.values())
+        # The next replay would overwrite displacements that the caller still holds.
         return dict(zip(results, copies(list(results.values())), strict=True))
 
     def pull_back(self, cotangents: Mapping[Tensor, Tensor]) -> dict[str, dict[str, Tensor]]:
         """Pull back through the last displacements."""
         if self._kept is None:
             return self._plain.pull_back(cotangents)
+        # A graph may be recorded of this: replayed displacements leave what they keep at the same addresses each time.
         kept, params = self._kept, list(cotangents)
 
         def pull(values: list[Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -127,25 +119,30 @@ class Replayed(Direction):
         self._kept = None
         self._plain.forget()
 
-    def _alike(self, groups: Groups, raw: Mapping[Tensor, Tensor]) -> bool:
-        """Tell whether this step is like those before, and whether there have been enough of them."""
+    def _product(self, name: str, groups: Groups, raw: Mapping[Tensor, Tensor], look_ahead: bool) -> _Graph | None:
+        """Return the recorded product, or None if it cannot be replayed at this step."""
         if not raw or not self._possible or torch.cuda.is_current_stream_capturing():
-            return False
-        kind = self._description(groups, raw)
+            return None
+        # A graph reads weights and factors where they lay when it was recorded, and knows rates as constants.
+        options = [(g["initial_step"], g["weight_decay"], g["decoupled_weight_decay"]) for g in groups]
+        places = [p.data_ptr() for p in raw]
+        factors = [factor.data_ptr() for layer in self._layers for factor in layer.block.factors.values()]
+        kind = (options, places, factors)
         if kind != self._kind:
             self._kind, self._seen = kind, 0
             self._graphs.clear()
         self._seen += 1
-        return self._seen > _WARM_UP
+        if self._seen <= _WARM_UP:
+            return None
 
-    def _description(self, groups: Groups, raw: Mapping[Tensor, Tensor]) -> tuple:
-        options = [(g["initial_step"], g["weight_decay"], g["decoupled_weight_decay"]) for g in groups]
-        places = [p.data_ptr() for p in raw]
-        factors = [factor.data_ptr() for layer in self._layers for factor in layer.block.factors.values()]
-        return tuple(options), tuple(places), tuple(factors)
+        def multiply(gradients: list[Tensor]) -> tuple[dict[Tensor, Tensor], LookAhead]:
+            return self._plain.multiplied(groups, dict(zip(raw, gradients, strict=True)), look_ahead)
+
+        return self._graph(name, multiply, raw.values())
 
     def _graph(self, name: str, function: Callable, inputs: Iterable[Tensor]) -> _Graph | None:
         if name not in self._graphs and self._possible:
+            # What could not be recorded once will not be later: try no more.
             graph = recorded("the preconditioner", lambda: _Graph(function, inputs))
             if graph is None:
                 self._possible = False

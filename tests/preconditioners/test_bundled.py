@@ -15,9 +15,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from apo.preconditioners import Diagonal, Kronecker
-from apo.preconditioners.product import bundles
-from apo.preconditioners.product.bundled import Bundled
-from apo.preconditioners.product.bundles import Single, bundle_layers
+from apo.preconditioners.product import bundled
+from apo.preconditioners.product.bundled import Bundled, Single, bundle_layers
 from apo.preconditioners.product.layer_by_layer import LayerByLayer
 
 
@@ -107,7 +106,7 @@ def test_channels_last_weights_move_like_others_and_directions_lie_as_they_do(co
 
 
 def test_bundles_are_no_larger_than_they_may_be(monkeypatch):
-    monkeypatch.setattr(bundles, "_LARGEST", 2 * 36 * 37)
+    monkeypatch.setattr(bundled, "_LARGEST", 2 * 36 * 37)
     made = bundle_layers(Kronecker(nn.Sequential(*(nn.Linear(36, 36) for _ in range(5)))).layers)
     assert [len(bundle.layers) for bundle in made] == [2, 2, 1]
     assert isinstance(made[-1], Single)
@@ -128,9 +127,9 @@ def test_the_layers_factors_stay_what_a_meta_optimizer_holds():
         factor.grad = torch.ones_like(factor)
     torch.optim.SGD(held, lr=1.0, foreach=True).step()
     for bundle in made:
-        assert bundle.holds()
+        assert bundle.is_current()
         for key, joint in bundle.block.factors.items():
-            for layer, part in zip(bundle.layers, bundle.split(key, joint), strict=True):
+            for layer, part in zip(bundle.layers, bundle.split(joint), strict=True):
                 assert torch.equal(part, layer.block.factors[key])
     torch.testing.assert_close(held, [b - 1 for b in before], rtol=0, atol=0)
 
@@ -160,7 +159,7 @@ def test_copies_compute_with_their_own_factors(duplicate):
     copied_meta.step()  # halves the factors, so that a diagonal P is a quarter of the original's
     for p, q in zip(copied._parameters(), optimizer._parameters(), strict=True):
         p.grad = q.grad.clone()
-    assert all(bundle.holds() for bundle in copied._direction._bundles)
+    assert all(bundle.is_current() for bundle in copied._direction._bundles)
     assert_as_one_by_one(copied)
     assert_as_one_by_one(optimizer)
     diagonal = next(i for i, p in enumerate(optimizer.moved()) if p is model[0][1].weight)
