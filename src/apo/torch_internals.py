@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 # One launch for a list of tensors. torch's optimizers are written in these; there is no public form.
-foreach_add: Callable[..., list[Tensor]] = torch._foreach_add  # pyright: ignore[reportAssignmentType]
+foreach_add: Callable[..., list[Tensor]] = torch._foreach_add  # pyright: ignore
 foreach_add_: Callable[..., None] = torch._foreach_add_  # pyright: ignore
 foreach_copy_: Callable[..., None] = torch._foreach_copy_  # pyright: ignore
 foreach_div: Callable[..., list[Tensor]] = torch._foreach_div  # pyright: ignore

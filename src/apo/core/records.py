@@ -45,12 +45,12 @@ class MetaStep:
     summary: dict[str, float] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
-    def scalars(self) -> dict[str, float]:
-        """Return all figures by name, ready for a logger."""
+    def scalars(self, prefix: str = "") -> dict[str, float]:
+        """Return all figures by name, ready for a logger; ``prefix`` is the first part of the names."""
         names = ("loss", "look_ahead_loss", "fsd", "wsd", "objective", "meta_gradient_norm")
         values = {name: getattr(self, name) for name in names}
         values |= {f"lr/{index}": rate for index, rate in enumerate(self.lr)}
-        return values | self.summary
+        return {f"{prefix}/{name}" if prefix else name: value for name, value in (values | self.summary).items()}
 
 
 class History:
@@ -95,9 +95,9 @@ class History:
     def load_state_dict(self, state: list[dict[str, Any]]) -> None:
         """Replace all records."""
         self._records.clear()
-        sequences = ("lr", "warnings")  # a file may have them as lists, and files of 0.1 have no warnings
-        for entry in state:
-            self._records.append(MetaStep(**entry | {name: tuple(entry.get(name, ())) for name in sequences}))
+        for entry in state:  # files of 0.1 have no warnings
+            sequences: dict[str, Any] = {name: tuple(entry.get(name, ())) for name in ("lr", "warnings")}
+            self._records.append(MetaStep(**{**entry, **sequences}))
 
 
 def tensorboard(writer: Any, prefix: str = "apo") -> Callable[[MetaStep], None]:
@@ -116,7 +116,7 @@ def tensorboard(writer: Any, prefix: str = "apo") -> Callable[[MetaStep], None]:
     """
 
     def write(record: MetaStep) -> None:
-        for name, value in record.scalars().items():
-            writer.add_scalar(f"{prefix}/{name}", value, record.step)
+        for name, value in record.scalars(prefix).items():
+            writer.add_scalar(name, value, record.step)
 
     return write

@@ -55,7 +55,7 @@ def attach(
         >>> import torch
         >>> from types import SimpleNamespace
         >>> model = torch.nn.Linear(4, 3)
-        >>> prepared = torch.optim.AdamW(model.parameters())  # stands for what Accelerate makes of it
+        >>> prepared = torch.optim.AdamW(model.parameters())
         >>> tuner = attach(SimpleNamespace(scaler=None), prepared, model, torch.nn.CrossEntropyLoss())
         >>> tuner.optimizer is prepared
         True
@@ -83,8 +83,4 @@ def log_to(accelerator: Accelerator, prefix: str = "apo") -> Callable[[MetaStep]
         >>> log_to(accelerator)(MetaStep(10, 2.0, 1.9, 0.01, 0.5, 1.903, 0.2, (0.1,), True))
         0.1 10
     """
-
-    def log(record: MetaStep) -> None:
-        accelerator.log({f"{prefix}/{name}": value for name, value in record.scalars().items()}, step=record.step)
-
-    return log
+    return lambda record: accelerator.log(record.scalars(prefix), step=record.step)

@@ -49,7 +49,7 @@ def log_to(module: LightningModule, prefix: str = "apo") -> Callable[[MetaStep],
 
     def log(record: MetaStep) -> None:
         for logger in module.trainer.loggers:
-            logger.log_metrics({f"{prefix}/{name}": value for name, value in record.scalars().items()}, record.step)
+            logger.log_metrics(record.scalars(prefix), record.step)
 
     return log
 
@@ -93,7 +93,7 @@ class CallbackHooks:
         self._detach()  # a fit that was broken off leaves its tuner behind
         optimizer = trainer.optimizers[0]
         criterion = None if self._criterion is None else _submodule(pl_module, "criterion", self._criterion)
-        options = {"scaler": getattr(trainer.precision_plugin, "scaler", None)} | self._options
+        options: dict[str, Any] = {"scaler": getattr(trainer.precision_plugin, "scaler", None)} | self._options
         if options.get("total_steps") == "auto":
             options["total_steps"] = _expected_steps(trainer)
         rule = optimizer if self._rule is None else self._rule(optimizer)

@@ -1,8 +1,8 @@
 """Hugging Face Trainer: one line between ``Trainer(...)`` and ``trainer.train()``.
 
-For an optimizer of one's own, ``apo.attach(optimizer, model)`` before ``Trainer(..., optimizers=(optimizer, None))``
-does the same without the logging. (A ``TrainerCallback`` would come too late: it first sees the optimizer after a
-checkpoint has been loaded into it.)
+For an optimizer that you build yourself, ``apo.attach(optimizer, model)`` before
+``Trainer(..., optimizers=(optimizer, None))`` does the same without the logging. (A ``TrainerCallback`` would come too
+late: it first sees the optimizer after a checkpoint has been loaded into it.)
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def attach(
 
     The optimizer is made now, as ``trainer.train()`` would make it. The loss is the one that the network returns or, if
     the Trainer has one, its ``compute_loss_func``; labels of -100 count in no term. The tuner's state travels inside
-    the optimizer's, so ``trainer.train(resume_from_checkpoint=...)`` goes on exactly. Under ``torchrun`` the repeated
+    the optimizer's, so ``trainer.train(resume_from_checkpoint=...)`` resumes exactly. Under ``torchrun`` the repeated
     passes go through the wrapper that the Trainer puts around its network, which averages their gradients.
 
     Args:
@@ -52,7 +52,7 @@ def attach(
     Example:
         >>> import torch
         >>> from types import SimpleNamespace
-        >>> model = torch.nn.Linear(4, 3)  # stands for a Hugging Face model, and the next line for transformers.Trainer
+        >>> model = torch.nn.Linear(4, 3)  # in place of a Hugging Face model and, next, of a Trainer
         >>> trainer = SimpleNamespace(model=model, is_fsdp_enabled=False, accelerator=None, compute_loss_func=None)
         >>> trainer.args, trainer.model_init = SimpleNamespace(n_gpu=1), None
         >>> trainer.create_optimizer = lambda: torch.optim.AdamW(model.parameters())
@@ -62,7 +62,7 @@ def attach(
     if trainer.is_fsdp_enabled or trainer.args.n_gpu > 1:
         raise ValueError(
             f"trainer must run without FSDP and with one GPU a process, got {trainer.args.n_gpu} GPUs: start it with "
-            "torchrun, for DistributedDataParallel, or use fully_shard in a loop of your own"
+            "torchrun, for DistributedDataParallel, or use fully_shard in your own loop"
         )
     if trainer.model_init is not None:
         raise ValueError(
@@ -109,8 +109,4 @@ def log_to(trainer: Trainer, prefix: str = "apo") -> Callable[[MetaStep], None]:
         >>> log_to(trainer)(MetaStep(10, 2.0, 1.9, 0.01, 0.5, 1.903, 0.2, (0.1,), True))
         0.1
     """
-
-    def log(record: MetaStep) -> None:
-        trainer.log({f"{prefix}/{name}": value for name, value in record.scalars().items()})
-
-    return log
+    return lambda record: trainer.log(record.scalars(prefix))

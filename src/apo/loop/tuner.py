@@ -19,7 +19,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -177,7 +177,7 @@ class Tuner:
         if isinstance(criterion, type):
             name = criterion.__name__
             raise TypeError(f"criterion must be a function or an instance, got the class itself: write {name}()")
-        return criterion
+        return cast("Callable[..., Tensor] | None", criterion)
 
     @property
     def optimizer(self) -> Optimizer:

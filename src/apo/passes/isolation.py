@@ -56,7 +56,7 @@ def devices_of(model: nn.Module) -> set[torch.device]:
 class RandomState:
     """The state of the random streams: torch's on the CPU and on some CUDA devices, Python's and NumPy's global ones.
 
-    None stands for a stream that is left alone: NumPy's, if nobody has imported it, and both of the host's where the
+    None marks a stream that is left alone: NumPy's, if nobody has imported it, and both of the host's where the
     network is known not to draw from them. Reading and writing them takes longer than a small layer.
     """
 

@@ -104,7 +104,7 @@ def base_rate(group: Mapping[str, Any], optimizer: Optimizer) -> float:
 
 
 def _reference(group: Mapping[str, Any]) -> float:
-    """Return the rate that stands for a factor of one."""
+    """Return the rate at which a schedule's factor is one."""
     return float(group.get("max_lr", group["initial_lr"]))
 
 

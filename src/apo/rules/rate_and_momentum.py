@@ -52,6 +52,7 @@ class RateAndMomentum(Rule):
     """
 
     fsd_weight = 10.0
+    optimizer: torch.optim.SGD
 
     def __init__(self, optimizer: torch.optim.SGD, meta_optimizer: MetaOptimizerFactory | None = None) -> None:
         if not isinstance(optimizer, torch.optim.SGD):
