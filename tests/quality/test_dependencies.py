@@ -9,6 +9,7 @@ not cure it.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -203,6 +204,35 @@ def test_checker_reports_a_forbidden_import(check, name, source):
 )
 def test_checker_accepts_a_permitted_import(check, name, source):
     assert check(**{name: source}) == []
+
+
+def test_contributing_has_the_same_layers():
+    table = (SOURCE.parents[1] / "CONTRIBUTING.md").read_text()
+    rows = re.findall(r"^\| (\d) \| (`[^|]*) \|", table, flags=re.MULTILINE)
+    written = {name: int(layer) for layer, names in rows for name in re.findall(r"`(\w+)`", names)}
+    assert written == {name: layer for name, layer in LAYERS.items() if name != "__init__"}
+
+
+# Private attributes and functions of torch, by the names that apo has used.
+PRIVATE_OF_TORCH = re.compile(
+    r"torch\._|\._foreach_|\w\._version\b(?!\w)|\b_orig_mod\b|\._optimizer_step_|\._get_fsdp|_active_ddp|_wrapped_by_lr"
+    r"|(?<!self)\._(parameters|buffers|modules)\b(?!\()"
+)
+
+
+def test_private_names_of_torch_stand_in_one_file():
+    found = [
+        f"{file.relative_to(SOURCE)}:{number} {line.strip()}"
+        for file in sorted(SOURCE.rglob("*.py"))
+        if file.name != "torch_internals.py"
+        for number, line in enumerate(file.read_text().splitlines(), start=1)
+        if PRIVATE_OF_TORCH.search(line) and "from apo._version" not in line
+    ]
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_the_top_level_has_at_most_eight_modules():
+    assert len(list(SOURCE.glob("*.py"))) <= 8
 
 
 def test_checker_asks_for_a_row_for_an_unknown_module(check):
