@@ -8,14 +8,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.loops.loop import Run, assert_not_silently_lost, batches, digits, mlp
+from tests.loops.loop import Run, assert_not_silently_lost, batches, cases, digits, mlp
 from torch import nn
 
 import apo
 
 INPUTS, LABELS = digits()[:2]
 ROWS = INPUTS.view(-1, 8, 8)
-HALVES = torch.stack([LABELS, LABELS % 3], dim=1)
 
 
 class Tagger(nn.Module):
@@ -56,6 +55,15 @@ def flat(outputs=10):
     return nn.Sequential(nn.Flatten(), mlp(64, outputs))
 
 
+class Cast(nn.Module):
+    def forward(self, x):
+        return x.bfloat16()
+
+
+def in_bfloat16():
+    return nn.Sequential(Cast(), flat().bfloat16())
+
+
 def chunked(criterion, output, x, y):
     one, other = output.chunk(2, dim=1)
     return criterion(one, y) + criterion(other, y)
@@ -85,7 +93,7 @@ BETWEEN = {
     "chunk": (lambda: flat(20), chunked, CROSS_ENTROPY),
     "two slices": (lambda: flat(13), two_parts, CROSS_ENTROPY),
     "cast to float64": (flat, lambda c, o, x, y: c(o.double(), y), CROSS_ENTROPY),
-    "cast from bfloat16": (lambda: flat().bfloat16(), lambda c, o, x, y: c(o.float(), y), CROSS_ENTROPY),
+    "cast from bfloat16": (in_bfloat16, lambda c, o, x, y: c(o.float(), y), CROSS_ENTROPY),
     "squeeze": (lambda: flat(1), lambda c, o, x, y: c(o.squeeze(1), y / 9), nn.MSELoss()),
     "view": (Tagger, lambda c, o, x, y: c(o.view(-1, 10), brightness(x).view(-1)), CROSS_ENTROPY),
     "log_softmax": (flat, lambda c, o, x, y: c(F.log_softmax(o, dim=1), y), nn.NLLLoss()),
@@ -97,25 +105,12 @@ BETWEEN = {
 }
 
 
-@pytest.mark.parametrize("name", BETWEEN)
+REFUSED = "refused, but the message does not say that it can be moved into the criterion"
+WORK_TODAY = ("squeeze", "view")
+
+
+@pytest.mark.parametrize("name", cases(BETWEEN, {name: REFUSED for name in BETWEEN if name not in WORK_TODAY}))
 def test_what_stands_between_network_and_criterion_works_or_is_refused_with_the_easy_way(name):
-    build, loss_of, criterion = BETWEEN[name]
     options = {"discrepancy": apo.BernoulliKL()} if name == "sigmoid" else {}
-    if name == "cast from bfloat16":
-
-        def loss_of(c, o, x, y, loss_of=loss_of):
-            return loss_of(c, o, x, y)
-
-        inner = loop_of(lambda: nn.Sequential(Cast(torch.bfloat16), flat().bfloat16()), loss_of, criterion, **options)
-    else:
-        inner = loop_of(build, loss_of, criterion, **options)
-    assert_not_silently_lost(inner, [3e-3, 1e-2], initial=1e-6, short=0.2, about="into the criterion")
-
-
-class Cast(nn.Module):
-    def __init__(self, dtype):
-        super().__init__()
-        self.dtype = dtype
-
-    def forward(self, x):
-        return x.to(self.dtype)
+    loop = loop_of(*BETWEEN[name], **options)
+    assert_not_silently_lost(loop, [3e-3, 1e-2], initial=1e-6, short=0.2, about="into the criterion")

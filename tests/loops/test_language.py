@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.loops.loop import Run, assert_learns, digit_batches, mlp, wrong
+from tests.loops.loop import Run, assert_learns, digit_batches, fails_today, mlp, wrong
 from torch import nn
 
 import apo
@@ -25,7 +25,9 @@ class Gpt(nn.Module):
         super().__init__()
         self.embed, self.place = nn.Embedding(len(LETTERS), width), nn.Embedding(BLOCK, width)
         self.attend, self.norm = nn.MultiheadAttention(width, 2, batch_first=True), nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
         self.last_norm, self.head = nn.LayerNorm(width), nn.Linear(width, len(LETTERS), bias=False)
         for weight in (p for p in self.parameters() if p.dim() >= 2):
             nn.init.normal_(weight, std=0.02)
@@ -77,10 +79,12 @@ def nanogpt_loop(lr, attach, by_hand=True):
     return Run(losses[0], sum(losses[-10:]) / 10, tuner)
 
 
+@fails_today("ReplayError: the output, a tuple, has no entry 'loss'; nothing says that (logits, loss) could be one")
 def test_a_network_that_returns_logits_and_loss_trains_unchanged():
     assert_learns(lambda lr, attach: nanogpt_loop(lr, attach, by_hand=False), [1e-3, 3e-3, 1e-2], short=0.2)
 
 
+@fails_today("ReplayError: the output, a tuple, has no entry 'loss'; nothing says that (logits, loss) could be one")
 def test_nanogpt_with_its_hand_written_schedule_learns_and_says_how_the_schedule_was_read():
     with pytest.warns(apo.ApoWarning, match=r"initial (rate|lr)") as caught:
         assert_learns(nanogpt_loop, [1e-3, 3e-3, 1e-2], short=0.3)
@@ -101,6 +105,7 @@ def written_rate_loop(lr, attach):
     return Run(start, wrong(model), tuner)
 
 
+@fails_today("apo is switched off: the rate in force is what the loop writes, 6e-10 at the end, silent")
 def test_a_rate_written_by_hand_in_every_iteration_is_read_as_a_multiple_of_the_initial_one():
     with pytest.warns(apo.ApoWarning, match=r"initial (rate|lr)") as caught:
         assert_learns(written_rate_loop, [0.03, 0.1, 0.3], initial=1e-5, short=0.05)

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.loops.loop import Run, assert_learns, batches, digit_batches, digits, mlp, wrong
+from tests.loops.loop import (
+    Run,
+    assert_learns,
+    assert_not_silently_lost,
+    batches,
+    cases,
+    digit_batches,
+    digits,
+    fails_today,
+    mlp,
+    wrong,
+)
 from torch import nn
+
+import apo
 
 INPUTS, LABELS = digits()[:2]
 SUMS = torch.stack([INPUTS[:, :32].mean(1), INPUTS[:, 32:].mean(1)], dim=1) * 5
@@ -71,13 +86,20 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_auto_knows_the_loss_and_ends_near_the_best_rate(name):
+#: A message that names one divergence says ``discrepancy=apo.SquaredError()``, say.
+ONE_DIVERGENCE = "discrepancy=apo."
+UNKNOWN = "refused with a list of all divergences that there are"
+
+
+@pytest.mark.parametrize("name", cases(LOSSES, {name: UNKNOWN for name in LOSSES if name != "NLLLoss"}))
+def test_auto_knows_the_loss_or_names_the_divergence_that_fits(name):
     criterion, build, make_target, rates = LOSSES[name]
-    assert_learns(regression_loop(criterion, build, make_target), rates, short=0.1)
+    loop = regression_loop(criterion, build, make_target)
+    assert_not_silently_lost(loop, rates, initial=1e-6, short=0.1, about=ONE_DIVERGENCE)
 
 
-def test_auto_knows_gaussian_nll_of_two_outputs():
+@fails_today(UNKNOWN)
+def test_auto_knows_gaussian_nll_of_two_outputs_or_names_the_divergence_that_fits():
     class MeanAndVariance(nn.Module):
         def __init__(self):
             super().__init__()
@@ -101,12 +123,19 @@ def test_auto_knows_gaussian_nll_of_two_outputs():
             losses.append(loss.item())
         return Run(losses[0], sum(losses[-10:]) / 10, tuner)
 
-    assert_learns(loop, [1e-3, 3e-3, 1e-2], short=0.15)
+    assert_not_silently_lost(loop, [1e-3, 3e-3, 1e-2], initial=1e-6, short=0.15, about=ONE_DIVERGENCE)
 
 
-@pytest.mark.parametrize("factor", [1e-3, 1e3])
-@pytest.mark.parametrize("kind", ["SGDm", "Adam"])
-def test_a_loss_times_a_factor_learns_like_the_loss_itself(kind, factor):
+FACTORS_TODAY = {
+    ("SGDm", 1e-3): "55% of the answers are wrong (4% at a good rate), silent",
+    ("Adam", 1e-3): "37% of the answers are wrong (2% at a good rate), silent",
+}
+
+
+@pytest.mark.parametrize("case", cases(itertools.product(["SGDm", "Adam"], [1e-3, 1e3]), FACTORS_TODAY), ids=str)
+def test_a_loss_times_a_factor_learns_like_the_loss_itself(case):
+    kind, factor = case
+
     def loop(lr, attach, factor=factor):
         model, criterion = mlp(), nn.CrossEntropyLoss()
         if kind == "SGDm":
@@ -123,7 +152,7 @@ def test_a_loss_times_a_factor_learns_like_the_loss_itself(kind, factor):
     assert_learns(loop, [0.03, 0.1, 0.3], initial=1e-5, short=0.06)
 
 
-def test_a_loss_whose_sum_is_taken_is_refused_or_learns():
+def test_a_loss_whose_sum_is_taken_is_refused_with_what_to_do():
     criterion = nn.CrossEntropyLoss(reduction="sum")
     with pytest.raises(ValueError, match=r"reduction='sum'.*discrepancy"):
-        regression_loop(criterion, mlp, lambda x, y, label: label)(1e-3, __import__("apo").attach)
+        regression_loop(criterion, mlp, lambda x, y, label: label)(1e-3, apo.attach)

@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 import torch
-from tests.loops.loop import Run, assert_at_work, assert_learns, digit_batches, mlp, wrong
+from tests.loops.loop import Run, assert_at_work, assert_learns, digit_batches, fails_today, mlp, wrong
 from torch import nn
 
 import apo
@@ -18,6 +18,7 @@ def sgdm(model, lr):
     return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
 
 
+@fails_today("told to wrap a function by apo.criterion, not to write CrossEntropyLoss()")
 def test_a_criterion_class_in_place_of_an_instance_is_refused():
     model = mlp()
     with pytest.raises(TypeError, match=r"criterion.*CrossEntropyLoss\(\)"):
@@ -30,24 +31,28 @@ def test_a_loss_class_in_place_of_an_instance_is_refused_by_the_other_door():
         apo.APO(model, sgdm(model, 0.1), loss=nn.CrossEntropyLoss)
 
 
+@fails_today("'model must be a torch.nn.Module, got SGD', nothing of the order")
 def test_swapped_arguments_of_attach_are_refused():
     model = mlp()
     with pytest.raises(TypeError, match=r"attach\(optimizer, model"):
         apo.attach(model, sgdm(model, 0.1), nn.CrossEntropyLoss())
 
 
+@fails_today("'model must be a torch.nn.Module, got SGD', nothing of the order")
 def test_swapped_arguments_of_the_other_door_are_refused():
     model = mlp()
     with pytest.raises(TypeError, match=r"APO\(model, "):
         apo.APO(sgdm(model, 0.1), model, loss=nn.CrossEntropyLoss())
 
 
+@fails_today("a sentence about the discrepancy of the loss Sequential")
 def test_a_criterion_in_the_place_of_the_model_is_refused():
     model = mlp()
     with pytest.raises((TypeError, ValueError), match=r"attach\(optimizer, model, criterion\)|parameters"):
         apo.attach(sgdm(model, 0.1), nn.CrossEntropyLoss(), model)
 
 
+@fails_today("refused, but not told what to do")
 def test_a_group_with_a_rate_of_zero_is_refused_with_what_to_do():
     model = mlp()
     groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters(), "lr": 0.0}]
@@ -97,6 +102,7 @@ def test_a_loop_that_calls_forward_itself_is_refused():
         optimizer.step()
 
 
+@fails_today("all 50 outputs of a validation are kept until the next step")
 def test_validation_without_no_grad_does_not_keep_its_outputs():
     model, criterion = mlp(), nn.CrossEntropyLoss()
     optimizer = sgdm(model, 0.01)
@@ -128,6 +134,7 @@ class Remembering(nn.Module):
         return self.body(torch.cat([x, self.state.expand_as(x)], dim=1))
 
 
+@fails_today("the state is wrong by 0.6 after one step, silent")
 def test_a_state_that_the_network_keeps_in_an_attribute_is_moved_by_training_alone():
     expected = torch.zeros(64)
     model, criterion = Remembering(), nn.CrossEntropyLoss()
@@ -176,6 +183,7 @@ def test_complex_weights_learn_what_their_real_view_learns(kind):
     assert ends[0] == pytest.approx(ends[1], rel=0.02)
 
 
+@fails_today("there is no way to skip such a step")
 def test_a_loss_that_is_not_finite_ends_the_run_with_the_way_to_skip_it():
     model, criterion = mlp(), nn.CrossEntropyLoss()
     optimizer = sgdm(model, 0.01)

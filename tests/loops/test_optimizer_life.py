@@ -6,7 +6,18 @@ import io
 
 import pytest
 import torch
-from tests.loops.loop import Run, assert_at_work, assert_learns, assert_not_silently_lost, digit_batches, digits, mlp, wrong
+from tests.loops.loop import (
+    Run,
+    assert_at_work,
+    assert_learns,
+    assert_not_silently_lost,
+    cases,
+    digit_batches,
+    digits,
+    fails_today,
+    mlp,
+    wrong,
+)
 from torch import nn
 from torch.func import functional_call
 from torch.utils.data import DataLoader, IterableDataset
@@ -64,7 +75,8 @@ def test_two_optimizers_for_the_two_halves_of_a_network_both_learn():
 def test_groups_with_and_without_decay_keep_the_ratio_of_their_rates():
     def loop(lr, attach):
         model, criterion = mlp(), nn.CrossEntropyLoss()
-        matrices, vectors = [p for p in model.parameters() if p.dim() > 1], [p for p in model.parameters() if p.dim() < 2]
+        matrices = [p for p in model.parameters() if p.dim() > 1]
+        vectors = [p for p in model.parameters() if p.dim() < 2]
         groups = [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0, "lr": 2 * lr}]
         optimizer = torch.optim.AdamW(groups, lr=lr)
         tuner, start = attach(optimizer, model, criterion), wrong(model)
@@ -197,10 +209,22 @@ def resumed(attach_first, made_with_apo):
 ONE_META_STEP = pytest.approx(0.0, abs=0.2001)
 
 
-@pytest.mark.parametrize("made_with_apo", [False, True])
-@pytest.mark.parametrize("attach_first", [False, True])
-def test_a_rate_from_a_file_is_kept(attach_first, made_with_apo):
-    before, after = resumed(attach_first, made_with_apo)
+FILES = {
+    "attach, then load a plain file": (True, False),
+    "attach, then load a file made with apo": (True, True),
+    "load a plain file, then attach": (False, False),
+    "load a file made with apo, then attach": (False, True),
+}
+FILES_TODAY = {
+    "attach, then load a plain file": "the warm start replaces 0.002 by 0.062, silent",
+    "load a plain file, then attach": "the warm start replaces 0.002 by 0.062, silent",
+    "load a file made with apo, then attach": "the warm start replaces 0.066 by 0.0047, silent",
+}
+
+
+@pytest.mark.parametrize("name", cases(FILES, FILES_TODAY))
+def test_a_rate_from_a_file_is_kept(name):
+    before, after = resumed(*FILES[name])
     assert torch.tensor(after / before).log().item() == ONE_META_STEP, f"{before:.3g} became {after:.3g}"
 
 
@@ -218,6 +242,7 @@ def test_functional_call_on_the_networks_own_parameters_ends_near_the_best_rate(
     assert_learns(loop, SGD_RATES, short=0.05)
 
 
+@fails_today("the tuner does nothing: the rate stays at 0.001, 85% of the answers are wrong, silent")
 def test_functional_call_on_tensors_of_ones_own_works_or_is_refused():
     def loop(lr, attach):
         model, criterion = mlp(), nn.CrossEntropyLoss()
@@ -233,12 +258,14 @@ def test_functional_call_on_tensors_of_ones_own_works_or_is_refused():
     assert_not_silently_lost(loop, SGD_RATES, initial=1e-3, short=0.05, about="parameter")
 
 
+@fails_today("accepted without a word")
 def test_an_optimizer_of_another_networks_parameters_is_refused():
     model, another = mlp(), mlp()
     with pytest.raises(ValueError, match=r"optimizer.*parameters.*model"):
         apo.attach(sgdm(another, 0.1), model, nn.CrossEntropyLoss())
 
 
+@fails_today("an AttributeError from within dynamo, UserDefinedDictVariable has no attribute items")
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_compiled_optimizer_step_works_or_is_refused(when):

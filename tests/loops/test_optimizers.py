@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from tests.loops.loop import assert_at_work, digit_batches, mlp, wrong
+from tests.loops.loop import assert_at_work, cases, digit_batches, fails_today, mlp, wrong
 from torch import nn
 
 import apo
@@ -20,7 +21,6 @@ INITIAL = [1e-6, 1e-3, 10.0]
 #: What the seven fixed rates are multiples of.
 MULTIPLES = [10.0 ** (power / 2) for power in range(-3, 4)]
 POINTS = 0.02
-
 
 
 def matrices_only() -> nn.Sequential:
@@ -84,10 +84,19 @@ def best_of_seven(name: str) -> float:
     return min(trained(name, usual * multiple, learn=False)[0] for multiple in MULTIPLES)
 
 
+UNPROBED = "refused for a false reason: copying it for the probe drops its attributes"
+TODAY = {
+    "RAdam": "the rate becomes 0.72, 14.8% wrong (2.6% at a good rate), silent",
+    "Muon": "the rate becomes 0.57, 7.6% wrong (1.2% at a good rate), silent",
+    **{name: UNPROBED for name in OPTIMIZERS if name.startswith("pytorch_optimizer")},
+}
+EVERY = list(itertools.product(OPTIMIZERS, INITIAL))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("initial", INITIAL)
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_optimizer_ends_within_two_points_of_the_best_of_seven_fixed_rates(name, initial):
+@pytest.mark.parametrize("case", cases(EVERY, {case: TODAY[case[0]] for case in EVERY if case[0] in TODAY}), ids=str)
+def test_an_optimizer_ends_within_two_points_of_the_best_of_seven_fixed_rates(case):
+    name, initial = case
     end, tuner = trained(name, initial, learn=True)
     story = f"0.904 -> {end:.4g} at {tuner.optimizer.param_groups[0]['lr']:.2g}, best fixed {best_of_seven(name):.4g}"
     print(story)
@@ -95,12 +104,35 @@ def test_an_optimizer_ends_within_two_points_of_the_best_of_seven_fixed_rates(na
     assert end <= best_of_seven(name) + POINTS + 1e-9, story
 
 
+@fails_today("refused, but for a false reason: copying it for the probe drops its attributes")
 @pytest.mark.parametrize("name", ["Prodigy", "DAdaptAdam", "DAdaptSGD"])
-def test_an_optimizer_that_finds_its_own_rate_is_refused(name):
+def test_an_optimizer_that_finds_its_own_rate_is_refused_for_the_right_reason(name):
     model = mlp()
     optimizer = getattr(pytorch_optimizer, name)(model.parameters(), lr=1.0)
-    with pytest.raises(apo.NotLinearError, match=name):
+    with pytest.raises(apo.NotLinearError, match=f"{name}.*(proportional|state)"):
         apo.attach(optimizer, model, nn.CrossEntropyLoss())
+
+
+class Travelled(torch.optim.Optimizer):
+    """SGD that is linear in its rate but sums up its rates, as Prodigy and schedule-free optimizers do."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                p.sub_(group["lr"] / (1 + state.get("travelled", 0.0)) * p.grad)
+                state["travelled"] = state.get("travelled", 0.0) + float(group["lr"]) * float(p.grad.norm())
+
+
+@fails_today("accepted, and its state is ruined by the large rate at which steps are measured, silent")
+def test_an_optimizer_whose_state_depends_on_its_rate_is_refused():
+    model = mlp()
+    with pytest.raises(apo.NotLinearError, match=r"Travelled.*state"):
+        apo.attach(Travelled(model.parameters(), lr=0.1), model, nn.CrossEntropyLoss())
 
 
 @pytest.mark.parametrize("name", ["ASGD", "Rprop", "LBFGS", "Adafactor"])

@@ -5,12 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.loops.loop import Run, assert_not_silently_lost
+from tests.loops.loop import Run, assert_not_silently_lost, cases
 from torch import nn
 
 import apo
 
 LENGTH = 6
+
+
+def policy_loss(logits, move, gain):
+    return (F.cross_entropy(logits, move, reduction="none") * gain).mean()
 
 
 def policy():
@@ -47,7 +51,7 @@ def reward_missed(model):
 
 def reinforce_loop(lr, attach):
     model = policy()
-    criterion = apo.criterion(lambda logits, move, gain: (F.cross_entropy(logits, move, reduction="none") * gain).mean())
+    criterion = apo.criterion(policy_loss)
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     tuner, start = attach(optimizer, model, criterion, discrepancy=apo.CategoricalKL()), reward_missed(model)
     for _ in range(100):
@@ -96,7 +100,7 @@ def balanced(model, episodes=16, limit=100):
 def cartpole_loop(lr, attach):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
-    criterion = apo.criterion(lambda logits, move, gain: (F.cross_entropy(logits, move, reduction="none") * gain).mean())
+    criterion = apo.criterion(policy_loss)
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     tuner = attach(optimizer, model, criterion, discrepancy=apo.CategoricalKL())
     start, missed = 1 - balanced(model)[3] / 100, []
@@ -110,8 +114,14 @@ def cartpole_loop(lr, attach):
     return Run(start, sum(missed[-10:]) / 10, tuner)
 
 
+POLE_TODAY = {
+    1e-6: "no turning point is found, the rate stays at 1.7e-6 and the pole falls after 18 of 100 steps, silent",
+    1e-3: "no turning point is found, the rate ends at 0.0018 and the pole falls after 31 of 100 steps, silent",
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("initial", [1e-6, 1e-3, 1e-1])
+@pytest.mark.parametrize("initial", cases([1e-6, 1e-3, 1e-1], POLE_TODAY))
 def test_reinforce_that_balances_a_pole_is_not_silently_lost(initial):
     assert_not_silently_lost(cartpole_loop, [1e-2, 3e-2], initial, short=0.25, about="rate")
 
@@ -119,7 +129,7 @@ def test_reinforce_that_balances_a_pole_is_not_silently_lost(initial):
 def bandit_loop(lr, attach):
     torch.manual_seed(0)
     model = nn.Linear(4, 4)
-    criterion = apo.criterion(lambda logits, move, gain: (F.cross_entropy(logits, move, reduction="none") * gain).mean())
+    criterion = apo.criterion(policy_loss)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     tuner = attach(optimizer, model, criterion, discrepancy=apo.CategoricalKL())
     contexts = torch.eye(4)
@@ -140,7 +150,10 @@ def bandit_loop(lr, attach):
     return Run(start, missed(), tuner)
 
 
-@pytest.mark.parametrize("initial", [1e-6, 0.1, 10.0])
+BANDIT_TODAY = {1e-6: "no turning point is found, the rate ends at 1.4e-5 and nothing is learned, silent"}
+
+
+@pytest.mark.parametrize("initial", cases([1e-6, 0.1, 10.0], BANDIT_TODAY))
 def test_a_noisy_bandit_is_not_silently_lost(initial):
     assert_not_silently_lost(bandit_loop, [0.03, 0.1, 0.3], initial, short=0.15, about="rate")
 
