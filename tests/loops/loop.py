@@ -40,8 +40,15 @@ def without_apo(*_: Any, **__: Any) -> None:
 
 def best_fixed(loop: Loop, rates: Sequence[float]) -> Run:
     """Train the loop without apo at each of the rates and return the best end."""
-    runs = [loop(rate, without_apo) for rate in rates]
-    return min(runs, key=lambda run: run.end if math.isfinite(run.end) else math.inf)
+    return min(
+        (at_fixed(loop, rate) for rate in rates), key=lambda run: run.end if math.isfinite(run.end) else math.inf
+    )
+
+
+@functools.cache
+def at_fixed(loop: Loop, rate: float) -> Run:
+    """Train the loop without apo, once for all tests that ask."""
+    return loop(rate, without_apo)
 
 
 def assert_learns(
@@ -52,7 +59,7 @@ def assert_learns(
     The initial rate, kept fixed, must miss this mark, or the loop would prove nothing (unless it ``may_be_good``: one
     of several that must all do).
     """
-    best, still = best_fixed(loop, good_rates), loop(initial, without_apo)
+    best, still = best_fixed(loop, good_rates), at_fixed(loop, initial)
     mark = best.end + short * (best.start - best.end)
     assert best.end < best.start, f"none of the rates {good_rates} is good: {best}"
     assert may_be_good or not still.end <= mark, (

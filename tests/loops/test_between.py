@@ -32,7 +32,7 @@ def brightness(rows):
     return (rows.mean(-1) * 9.99).long()
 
 
-def loop_of(build, loss_of, criterion, steps=120, **options):
+def loop_of(build, loss_of, criterion, steps=100, **options):
     """Return a loop in which ``loss_of(criterion, output, x, y)`` has something between network and criterion."""
 
     def loop(lr, attach):
@@ -76,7 +76,6 @@ def two_parts(criterion, output, x, y):
 CROSS_ENTROPY = nn.CrossEntropyLoss()
 BETWEEN = {
     "transpose": (Tagger, lambda c, o, x, y: c(o.transpose(1, 2), brightness(x)), CROSS_ENTROPY),
-    "permute": (Tagger, lambda c, o, x, y: c(o.permute(0, 2, 1), brightness(x)), CROSS_ENTROPY),
     "last position": (Tagger, lambda c, o, x, y: c(o[:, -1], y), CROSS_ENTROPY),
     "slice of a sequence": (
         Tagger,

@@ -15,7 +15,7 @@ import apo
 TEXT = "the quick brown fox jumps over the lazy dog; pack my box with five dozen liquor jugs. " * 12
 LETTERS = sorted(set(TEXT))
 TOKENS = torch.tensor([LETTERS.index(letter) for letter in TEXT])
-BLOCK, STEPS = 16, 150
+BLOCK, STEPS = 16, 120
 
 
 class Gpt(nn.Module):
@@ -70,7 +70,7 @@ def nanogpt_loop(lr, attach, by_hand=True):
         if by_hand:
             for group in optimizer.param_groups:
                 group["lr"] = get_lr(it)
-        logits, loss = model(x, y)
+        _, loss = model(x, y)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -81,13 +81,13 @@ def nanogpt_loop(lr, attach, by_hand=True):
 
 @fails_today("ReplayError: the output, a tuple, has no entry 'loss'; nothing says that (logits, loss) could be one")
 def test_a_network_that_returns_logits_and_loss_trains_unchanged():
-    assert_learns(lambda lr, attach: nanogpt_loop(lr, attach, by_hand=False), [1e-3, 3e-3, 1e-2], short=0.2)
+    assert_learns(lambda lr, attach: nanogpt_loop(lr, attach, by_hand=False), [3e-3, 1e-2], short=0.2)
 
 
 @fails_today("ReplayError: the output, a tuple, has no entry 'loss'; nothing says that (logits, loss) could be one")
 def test_nanogpt_with_its_hand_written_schedule_learns_and_says_how_the_schedule_was_read():
     with pytest.warns(apo.ApoWarning, match=r"initial (rate|lr)") as caught:
-        assert_learns(nanogpt_loop, [1e-3, 3e-3, 1e-2], short=0.3)
+        assert_learns(nanogpt_loop, [3e-3, 1e-2], short=0.3)
     assert len([warning for warning in caught if issubclass(warning.category, apo.ApoWarning)]) == 1
 
 
@@ -108,7 +108,7 @@ def written_rate_loop(lr, attach):
 @fails_today("apo is switched off: the rate in force is what the loop writes, 6e-10 at the end, silent")
 def test_a_rate_written_by_hand_in_every_iteration_is_read_as_a_multiple_of_the_initial_one():
     with pytest.warns(apo.ApoWarning, match=r"initial (rate|lr)") as caught:
-        assert_learns(written_rate_loop, [0.03, 0.1, 0.3], initial=1e-5, short=0.05)
+        assert_learns(written_rate_loop, [0.1, 0.3], initial=1e-5, short=0.05)
     assert len([warning for warning in caught if issubclass(warning.category, apo.ApoWarning)]) == 1
 
 
@@ -135,7 +135,7 @@ def test_tied_weights_end_near_the_best_rate():
             losses.append(loss.item())
         return Run(losses[0], sum(losses[-10:]) / 10, tuner)
 
-    assert_learns(loop, [1e-3, 3e-3, 1e-2], short=0.2)
+    assert_learns(loop, [3e-3, 1e-2], short=0.2)
 
 
 class LowRank(nn.Module):

@@ -53,35 +53,35 @@ LOSSES = {
         nn.BCELoss(),
         lambda: nn.Sequential(mlp(), nn.Sigmoid()),
         lambda x, y, label: F.one_hot(label, 10).float(),
-        [3e-3, 1e-2, 3e-2],
+        [1e-2, 3e-2],
     ),
-    "L1Loss": (nn.L1Loss(), lambda: mlp(64, 2), the_sums, [1e-3, 3e-3, 1e-2]),
-    "SmoothL1Loss": (nn.SmoothL1Loss(), lambda: mlp(64, 2), the_sums, [1e-3, 3e-3, 1e-2]),
-    "HuberLoss": (nn.HuberLoss(delta=0.5), lambda: mlp(64, 2), the_sums, [1e-3, 3e-3, 1e-2]),
+    "L1Loss": (nn.L1Loss(), lambda: mlp(64, 2), the_sums, [3e-3, 1e-2]),
+    "SmoothL1Loss": (nn.SmoothL1Loss(), lambda: mlp(64, 2), the_sums, [3e-3, 1e-2]),
+    "HuberLoss": (nn.HuberLoss(delta=0.5), lambda: mlp(64, 2), the_sums, [3e-3, 1e-2]),
     "PoissonNLLLoss": (
         nn.PoissonNLLLoss(),
         lambda: mlp(64, 2),
         lambda x, y, label: torch.stack([label, label // 2], dim=1).float(),
-        [3e-3, 1e-2, 3e-2],
+        [1e-2, 3e-2],
     ),
     "KLDivLoss": (
         nn.KLDivLoss(reduction="batchmean"),
         lambda: nn.Sequential(mlp(), nn.LogSoftmax(1)),
         lambda x, y, label: 0.9 * F.one_hot(label, 10) + 0.01,
-        [3e-3, 1e-2, 3e-2],
+        [1e-2, 3e-2],
     ),
-    "MultiMarginLoss": (nn.MultiMarginLoss(), mlp, lambda x, y, label: label, [3e-3, 1e-2, 3e-2]),
+    "MultiMarginLoss": (nn.MultiMarginLoss(), mlp, lambda x, y, label: label, [1e-2, 3e-2]),
     "NLLLoss": (
         nn.NLLLoss(),
         lambda: nn.Sequential(mlp(), nn.LogSoftmax(1)),
         lambda x, y, label: label,
-        [3e-3, 1e-2, 3e-2],
+        [1e-2, 3e-2],
     ),
     "MultiLabelSoftMarginLoss": (
         nn.MultiLabelSoftMarginLoss(),
         mlp,
         lambda x, y, label: F.one_hot(label, 10).float(),
-        [3e-3, 1e-2, 3e-2],
+        [1e-2, 3e-2],
     ),
 }
 
@@ -123,7 +123,7 @@ def test_auto_knows_gaussian_nll_of_two_outputs_or_names_the_divergence_that_fit
             losses.append(loss.item())
         return Run(losses[0], sum(losses[-10:]) / 10, tuner)
 
-    assert_not_silently_lost(loop, [1e-3, 3e-3, 1e-2], initial=1e-6, short=0.15, about=ONE_DIVERGENCE)
+    assert_not_silently_lost(loop, [3e-3, 1e-2], initial=1e-6, short=0.15, about=ONE_DIVERGENCE)
 
 
 FACTORS_TODAY = {
@@ -149,7 +149,7 @@ def test_a_loss_times_a_factor_learns_like_the_loss_itself(case):
             optimizer.step()
         return Run(start, wrong(model), tuner)
 
-    assert_learns(loop, [0.03, 0.1, 0.3], initial=1e-5, short=0.06)
+    assert_learns(loop, [0.1, 0.3], initial=1e-5, short=0.06)
 
 
 def test_a_loss_whose_sum_is_taken_is_refused_with_what_to_do():

@@ -11,7 +11,7 @@ from torch import nn
 
 import apo
 
-RATES = [0.03, 0.1, 0.3]
+RATES = [0.1, 0.3]
 
 
 def sgdm(model, lr):

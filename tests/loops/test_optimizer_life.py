@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import apo
 
-SGD_RATES = [0.03, 0.1, 0.3]
+SGD_RATES = [0.1, 0.3]
 ADAM_RATES = [3e-3, 1e-2]
 
 

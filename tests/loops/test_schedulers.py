@@ -21,7 +21,7 @@ from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR
 
 STEPS = 200
-RATES = [0.03, 0.1, 0.3]
+RATES = [0.1, 0.3]
 
 
 def loop_with(scheduler, scheduler_first=False):

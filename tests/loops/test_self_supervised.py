@@ -36,7 +36,7 @@ def test_simclr_with_two_calls_of_the_network_ends_near_the_best_rate():
             losses.append(loss.item())
         return Run(losses[0], sum(losses[-10:]) / 10, tuner)
 
-    assert_learns(loop, [1e-3, 3e-3, 1e-2], short=0.15)
+    assert_learns(loop, [3e-3, 1e-2], short=0.15)
 
 
 @torch.no_grad()
@@ -79,7 +79,7 @@ def byol_loop(lr, attach):
 
 
 def test_byol_neither_stands_still_nor_collapses():
-    assert_learns(lambda lr, attach: byol_loop(lr, attach)[0], [1e-3, 3e-3, 1e-2], short=0.1)
+    assert_learns(lambda lr, attach: byol_loop(lr, attach)[0], [3e-3, 1e-2], short=0.1)
     random_network = neighbours_wrong(mlp(64, 16))
     assert byol_loop(1e-6, apo.attach)[1] < random_network + 0.1, "the embedding has collapsed"
 
@@ -90,9 +90,10 @@ def triplet_loop(lr, attach):
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     tuner, losses = attach(optimizer, model, criterion, discrepancy=apo.SquaredError()), []
     inputs, labels = digits()[:2]
+    by_label = torch.stack([inputs[labels == label][:50] for label in range(10)])
     for x, y in batches(150, inputs, labels):
-        same = torch.stack([inputs[labels == label][torch.randint(50, ())] for label in y])
-        others = torch.stack([inputs[labels == (label + 1 + torch.randint(9, ())) % 10][0] for label in y])
+        same = by_label[y, torch.randint(50, y.shape)]
+        others = by_label[(y + torch.randint(1, 10, y.shape)) % 10, torch.randint(50, y.shape)]
         optimizer.zero_grad()
         loss = criterion(model(x), model(same), model(others))
         loss.backward()
@@ -102,4 +103,4 @@ def triplet_loop(lr, attach):
 
 
 def test_a_triplet_loss_on_three_calls_of_the_network_works_or_says_why_not():
-    assert_not_silently_lost(triplet_loop, [1e-3, 3e-3, 1e-2], initial=1e-6, short=0.15, about="criterion")
+    assert_not_silently_lost(triplet_loop, [3e-3, 1e-2], initial=1e-6, short=0.15, about="criterion")

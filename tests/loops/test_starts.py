@@ -109,7 +109,7 @@ def one_hot(y):
 CROSS_ENTROPY = nn.CrossEntropyLoss()
 #: A loop, and fixed rates that are good for it.
 LOOPS = {
-    "plain, SGDm": (digit_loop(mlp, CROSS_ENTROPY, sgdm), [0.03, 0.1, 0.3]),
+    "plain, SGDm": (digit_loop(mlp, CROSS_ENTROPY, sgdm), [0.1, 0.3]),
     "plain, Adam": (digit_loop(mlp, CROSS_ENTROPY, adam), [3e-3, 1e-2]),
     "cosine classifier, SGDm": (digit_loop(lambda: CosineClassifier(1), CROSS_ENTROPY, sgdm), [3.0, 10.0]),
     "cosine classifier, Adam": (digit_loop(lambda: CosineClassifier(1), CROSS_ENTROPY, adam), [0.03, 0.1]),
@@ -117,7 +117,7 @@ LOOPS = {
         digit_loop(lambda: CosineClassifier(1), CROSS_ENTROPY, sgdm, in_order=True),
         [3.0, 10.0],
     ),
-    "cosine head, SGDm": (digit_loop(cosine_head, CROSS_ENTROPY, sgdm), [0.03, 0.1, 0.3]),
+    "cosine head, SGDm": (digit_loop(cosine_head, CROSS_ENTROPY, sgdm), [0.1, 0.3]),
     "cosine head, Adam": (digit_loop(cosine_head, CROSS_ENTROPY, adam), [3e-3, 1e-2]),
     "BatchNorm on the output, SGDm": (digit_loop(normalised_network, CROSS_ENTROPY, sgdm), [0.03, 0.1]),
     "BatchNorm on the output, Adam": (digit_loop(normalised_network, CROSS_ENTROPY, adam), [3e-3, 1e-2]),

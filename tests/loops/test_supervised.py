@@ -19,7 +19,7 @@ def test_a_digits_classifier_ends_within_three_percent_of_the_best_rate():
             optimizer.step()
         return Run(start, wrong(model), tuner)
 
-    assert_learns(loop, [0.01, 0.1, 0.3], short=0.03)
+    assert_learns(loop, [0.1, 0.3], short=0.03)
 
 
 def test_a_convolutional_network_with_batchnorm_and_dropout_ends_near_the_best_rate():
@@ -47,7 +47,7 @@ def test_a_convolutional_network_with_batchnorm_and_dropout_ends_near_the_best_r
             optimizer.step()
         return Run(start, wrong(model, flat=False), tuner)
 
-    assert_learns(loop, [1e-3, 3e-3, 1e-2], short=0.06)
+    assert_learns(loop, [3e-3, 1e-2], short=0.06)
 
 
 def test_an_lstm_whose_state_the_loop_carries_from_batch_to_batch_ends_near_the_best_rate():
@@ -79,7 +79,7 @@ def test_an_lstm_whose_state_the_loop_carries_from_batch_to_batch_ends_near_the_
             losses.append(loss.item())
         return Run(losses[0], sum(losses[-10:]) / 10, tuner)
 
-    assert_learns(loop, [3e-3, 1e-2, 3e-2], short=0.1)
+    assert_learns(loop, [1e-2, 3e-2], short=0.1)
 
 
 def test_a_transformer_that_sorts_ends_near_the_best_rate():
@@ -101,7 +101,7 @@ def test_a_transformer_that_sorts_ends_near_the_best_rate():
         model, criterion = Sorter(), nn.CrossEntropyLoss()
         optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
         tuner, losses = attach(optimizer, model, criterion), []
-        for x, y in batches(150, tokens, ordered):
+        for x, y in batches(120, tokens, ordered):
             logits = model(x)
             loss = criterion(logits.view(-1, 8), y.view(-1))
             optimizer.zero_grad()
@@ -111,7 +111,7 @@ def test_a_transformer_that_sorts_ends_near_the_best_rate():
             losses.append(loss.item())
         return Run(losses[0], sum(losses[-10:]) / 10, tuner)
 
-    assert_learns(loop, [1e-3, 3e-3, 1e-2], short=0.15)
+    assert_learns(loop, [3e-3, 1e-2], short=0.15)
 
 
 def test_segmentation_with_an_ignored_label_ends_near_the_best_rate():
@@ -151,7 +151,7 @@ def test_an_autoencoder_ends_near_the_best_rate():
             losses.append(loss.item())
         return Run(losses[0], sum(losses[-10:]) / 10, tuner)
 
-    assert_learns(loop, [1e-3, 3e-3, 1e-2], short=0.15)
+    assert_learns(loop, [3e-3, 1e-2], short=0.15)
 
 
 def test_a_vae_whose_model_returns_its_loss_ends_near_the_best_rate():
@@ -181,7 +181,7 @@ def test_a_vae_whose_model_returns_its_loss_ends_near_the_best_rate():
             losses.append(loss.item())
         return Run(losses[0], sum(losses[-10:]) / 10, tuner)
 
-    assert_learns(loop, [1e-3, 3e-3, 1e-2], short=0.1)
+    assert_learns(loop, [3e-3, 1e-2], short=0.1)
 
 
 def test_two_heads_whose_losses_are_added_end_near_the_best_rate():
@@ -208,4 +208,4 @@ def test_two_heads_whose_losses_are_added_end_near_the_best_rate():
             optimizer.step()
         return Run(start, wrong(lambda x: model(x)[0]), tuner)
 
-    assert_learns(loop, [0.01, 0.1, 0.3], short=0.03)
+    assert_learns(loop, [0.1, 0.3], short=0.03)

@@ -26,7 +26,7 @@ def test_mixup_of_inputs_with_two_losses_ends_near_the_best_rate():
             optimizer.step()
         return Run(start, wrong(model), tuner)
 
-    assert_learns(loop, [0.01, 0.1, 0.3], short=0.05)
+    assert_learns(loop, [0.1, 0.3], short=0.05)
 
 
 def test_label_smoothing_with_class_weights_ends_near_the_best_rate():
@@ -41,7 +41,7 @@ def test_label_smoothing_with_class_weights_ends_near_the_best_rate():
             optimizer.step()
         return Run(start, wrong(model), tuner)
 
-    assert_learns(loop, [1e-3, 3e-3, 1e-2], short=0.05)
+    assert_learns(loop, [3e-3, 1e-2], short=0.05)
 
 
 def test_adversarial_training_by_pgd_ends_near_the_best_rate():
@@ -65,7 +65,7 @@ def test_adversarial_training_by_pgd_ends_near_the_best_rate():
             losses.append(loss.item())
         return Run(losses[0], sum(losses[-10:]) / 10, tuner)
 
-    assert_learns(loop, [0.03, 0.1, 0.3], short=0.15)
+    assert_learns(loop, [0.1, 0.3], short=0.15)
 
 
 def test_an_exponential_average_of_the_weights_ends_near_the_best_rate():
@@ -81,7 +81,7 @@ def test_an_exponential_average_of_the_weights_ends_near_the_best_rate():
             average.update_parameters(model)
         return Run(start, wrong(average), tuner)
 
-    assert_learns(loop, [1e-3, 3e-3, 1e-2], short=0.05)
+    assert_learns(loop, [3e-3, 1e-2], short=0.05)
 
 
 def swa_loop(lr, attach):
@@ -104,12 +104,12 @@ def swa_loop(lr, attach):
 
 
 def test_stochastic_weight_averaging_with_swalr_works_or_is_refused():
-    assert_not_silently_lost(swa_loop, [0.03, 0.1, 0.3], initial=0.02, short=0.05, about="SWALR")
+    assert_not_silently_lost(swa_loop, [0.1, 0.3], initial=0.02, short=0.05, about="SWALR")
 
 
 @fails_today("the rate becomes 570, nine in ten answers are wrong, silent")
 def test_stochastic_weight_averaging_with_swalr_from_a_wrong_rate_works_or_is_refused():
-    assert_not_silently_lost(swa_loop, [0.03, 0.1, 0.3], initial=1e-5, short=0.05, about="SWALR")
+    assert_not_silently_lost(swa_loop, [0.1, 0.3], initial=1e-5, short=0.05, about="SWALR")
 
 
 def test_distillation_with_a_criterion_of_its_own_ends_near_the_best_rate():
@@ -138,4 +138,4 @@ def test_distillation_with_a_criterion_of_its_own_ends_near_the_best_rate():
             optimizer.step()
         return Run(start, wrong(model), tuner)
 
-    assert_learns(loop, [3e-3, 1e-2, 3e-2], short=0.05)
+    assert_learns(loop, [1e-2, 3e-2], short=0.05)
