@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.loops.loop import Run, assert_not_silently_lost, cases, digit_batches, fails_today, hear, mlp, rate_of, wrong
+from tests.loops.loop import (
+    TRAINING,
+    Run,
+    assert_not_silently_lost,
+    cases,
+    digit_batches,
+    fails_today,
+    hear,
+    mlp,
+    rate_of,
+    wrong,
+)
 from torch import nn
 
 import apo
@@ -49,7 +60,7 @@ def loop_with(build, steps, precision=torch.float32):
 
 @fails_today("the rate climbs from 0.06 to 0.3, the loss stays at 2.31 (1.84 at a fixed rate), silent")
 def test_a_rate_that_climbs_while_the_loss_of_a_deep_network_stays_is_said_so():
-    assert_not_silently_lost(loop_with(deep_network, 250), [0.1], initial=1e-3, short=0.3, about="rate")
+    assert_not_silently_lost(loop_with(deep_network, 250), [0.1], initial=1e-3, short=0.3, about=TRAINING)
 
 
 @fails_today("the rate climbs from 0.06 to 1.1, the loss rises from 2.298 to 2.316, silent")
@@ -100,4 +111,4 @@ def test_a_network_that_its_first_steps_have_killed_comes_back_or_is_said_so(ini
             optimizer.step()
         return Run(start, wrong(model), tuner)
 
-    assert_not_silently_lost(loop, [0.03, 0.1], initial, short=0.1, about="rate")
+    assert_not_silently_lost(loop, [0.03, 0.1], initial, short=0.1, about=TRAINING)

@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 import torch
-from tests.loops.loop import Run, assert_at_work, assert_learns, digit_batches, fails_today, mlp, wrong
+from tests.loops.loop import Run, assert_at_work, assert_learns, cases, digit_batches, fails_today, mlp, wrong
 from torch import nn
 
 import apo
@@ -155,23 +155,37 @@ class Spectrum(nn.Module):
 
     def __init__(self, real):
         super().__init__()
-        weight = torch.randn(64, 32, dtype=torch.complex64, generator=torch.Generator().manual_seed(0)) / 8
+        generator = torch.Generator().manual_seed(0)
+        shapes = [(64, 32), (32, 10)]
+        weights = [torch.randn(n, m, dtype=torch.complex64, generator=generator) / n**0.5 for n, m in shapes]
         self.real = real
-        self.weight = nn.Parameter(torch.view_as_real(weight).clone() if real else weight)
-        self.head = nn.Linear(32, 10)
+        self.weights = nn.ParameterList([torch.view_as_real(w).clone() if real else w for w in weights])
 
     def forward(self, x):
-        weight = torch.view_as_complex(self.weight) if self.real else self.weight
-        return self.head((x.to(torch.complex64) @ weight).abs())
+        first, last = [torch.view_as_complex(w) if self.real else w for w in self.weights]
+        hidden = x.to(torch.complex64) @ first
+        return ((hidden * torch.tanh(hidden.abs())) @ last).real
 
 
-@pytest.mark.parametrize("kind", ["SGDm", "Adam"])
+COMPLEX = {
+    "SGDm": lambda parameters: torch.optim.SGD(parameters, lr=1e-4, momentum=0.9),
+    "Adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-4),
+    "RMSprop": lambda parameters: torch.optim.RMSprop(parameters, lr=1e-4),
+    "Adamax": lambda parameters: torch.optim.Adamax(parameters, lr=1e-4),
+}
+COMPLEX_TODAY = {
+    "Adam": "the rate is 0.0099 instead of 0.0073, silent",
+    "RMSprop": "the rate is 0.0011 instead of 0.00086, silent",
+    "Adamax": "the rate is 0.015 instead of 0.0089, silent",
+}
+
+
+@pytest.mark.parametrize("kind", cases(COMPLEX, COMPLEX_TODAY))
 def test_complex_weights_learn_what_their_real_view_learns(kind):
     ends = []
     for real in (True, False):
-        torch.manual_seed(0)
         model, criterion = Spectrum(real), nn.CrossEntropyLoss()
-        optimizer = sgdm(model, 1e-4) if kind == "SGDm" else torch.optim.Adam(model.parameters(), lr=1e-4)
+        optimizer = COMPLEX[kind](model.parameters())
         tuner = apo.attach(optimizer, model, criterion)
         for x, y in digit_batches(60):
             optimizer.zero_grad()
@@ -180,7 +194,7 @@ def test_complex_weights_learn_what_their_real_view_learns(kind):
             optimizer.step()
         assert_at_work(tuner, 1e-4)
         ends.append((float(optimizer.param_groups[0]["lr"]), loss.item()))
-    assert ends[0] == pytest.approx(ends[1], rel=0.02)
+    assert ends[0] == pytest.approx(ends[1], rel=0.02), f"rate and loss {ends[0]} as real, {ends[1]} as complex"
 
 
 @fails_today("there is no way to skip such a step")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.loops.loop import Run, assert_not_silently_lost, cases
+from tests.loops.loop import TRAINING, Run, assert_not_silently_lost, cases
 from torch import nn
 
 import apo
@@ -65,7 +65,7 @@ def reinforce_loop(lr, attach):
 
 @pytest.mark.parametrize("initial", [1e-6, 1e-2, 1.0])
 def test_reinforce_in_a_corridor_is_not_silently_lost(initial):
-    assert_not_silently_lost(reinforce_loop, [1e-2, 3e-2], initial, short=0.15, about="rate")
+    assert_not_silently_lost(reinforce_loop, [1e-2, 3e-2], initial, short=0.15, about=TRAINING)
 
 
 def balanced(model, episodes=16, limit=100):
@@ -123,7 +123,7 @@ POLE_TODAY = {
 @pytest.mark.slow
 @pytest.mark.parametrize("initial", cases([1e-6, 1e-3, 1e-1], POLE_TODAY))
 def test_reinforce_that_balances_a_pole_is_not_silently_lost(initial):
-    assert_not_silently_lost(cartpole_loop, [1e-2, 3e-2], initial, short=0.25, about="rate")
+    assert_not_silently_lost(cartpole_loop, [1e-2, 3e-2], initial, short=0.25, about=TRAINING)
 
 
 def bandit_loop(lr, attach):
@@ -155,7 +155,7 @@ BANDIT_TODAY = {1e-6: "no turning point is found, the rate ends at 1.4e-5 and no
 
 @pytest.mark.parametrize("initial", cases([1e-6, 0.1, 10.0], BANDIT_TODAY))
 def test_a_noisy_bandit_is_not_silently_lost(initial):
-    assert_not_silently_lost(bandit_loop, [0.1, 0.3], initial, short=0.15, about="rate")
+    assert_not_silently_lost(bandit_loop, [0.1, 0.3], initial, short=0.15, about=TRAINING)
 
 
 def ppo_loop(lr, attach):
@@ -196,4 +196,4 @@ def ppo_loop(lr, attach):
 
 @pytest.mark.parametrize("initial", [1e-6, 1e-2, 1.0])
 def test_ppo_is_not_silently_lost(initial):
-    assert_not_silently_lost(ppo_loop, [1e-2, 3e-2], initial, short=0.15, about="rate")
+    assert_not_silently_lost(ppo_loop, [1e-2, 3e-2], initial, short=0.15, about=TRAINING)

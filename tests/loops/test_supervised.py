@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from tests.loops.loop import Run, assert_learns, batches, digit_batches, digits, mlp, wrong
 from torch import nn
 
+import apo
+
 
 def test_a_digits_classifier_ends_within_three_percent_of_the_best_rate():
     def loop(lr, attach):
@@ -209,3 +211,43 @@ def test_two_heads_whose_losses_are_added_end_near_the_best_rate():
         return Run(start, wrong(lambda x: model(x)[0]), tuner)
 
     assert_learns(loop, [0.1, 0.3], short=0.03)
+
+
+def test_the_explicit_door_ends_near_the_best_rate():
+    def loop(lr, attach):
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+        start, tuner = wrong(model), None
+        if attach is apo.attach:
+            tuner = apo.APO(model, optimizer, loss=F.cross_entropy, total_steps=200)
+        for x, y in digit_batches(200):
+            if tuner is not None:
+                tuner.step(x, y)
+            else:
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+        return Run(start, wrong(model), tuner)
+
+    assert_learns(loop, [0.1, 0.3], short=0.05)
+
+
+def test_the_explicit_door_with_accumulated_micro_batches_ends_near_the_best_rate():
+    def loop(lr, attach):
+        model = mlp()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+        start, tuner = wrong(model), None
+        if attach is apo.attach:
+            tuner = apo.APO(model, optimizer, loss=F.cross_entropy)
+        for index, (x, y) in enumerate(digit_batches(400, size=32)):
+            if tuner is not None:
+                tuner.backward(x, y, weight=0.5)
+            else:
+                (0.5 * F.cross_entropy(model(x), y)).backward()
+            if index % 2:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step() if tuner is None else tuner.step()
+                optimizer.zero_grad()
+        return Run(start, wrong(model), tuner)
+
+    assert_learns(loop, [3e-3, 1e-2], short=0.05)
