@@ -28,7 +28,7 @@ def test_a_criterion_class_in_place_of_an_instance_is_refused():
 def test_a_loss_class_in_place_of_an_instance_is_refused_by_the_other_door():
     model = mlp()
     with pytest.raises(TypeError, match=r"loss.*CrossEntropyLoss\(\)"):
-        apo.APO(model, sgdm(model, 0.1), loss=nn.CrossEntropyLoss)
+        apo.APO(sgdm(model, 0.1), model, criterion=nn.CrossEntropyLoss)
 
 
 @fails_today("'model must be a torch.nn.Module, got SGD', nothing of the order")
@@ -42,7 +42,7 @@ def test_swapped_arguments_of_attach_are_refused():
 def test_swapped_arguments_of_the_other_door_are_refused():
     model = mlp()
     with pytest.raises(TypeError, match=r"APO\(model, "):
-        apo.APO(sgdm(model, 0.1), model, loss=nn.CrossEntropyLoss())
+        apo.APO(sgdm(model, model, 0.1), criterion=nn.CrossEntropyLoss())
 
 
 @fails_today("a sentence about the discrepancy of the loss Sequential")

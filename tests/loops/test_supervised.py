@@ -219,7 +219,7 @@ def test_the_explicit_door_ends_near_the_best_rate():
         optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
         start, tuner = wrong(model), None
         if attach is apo.attach:
-            tuner = apo.APO(model, optimizer, loss=F.cross_entropy, total_steps=200)
+            tuner = apo.APO(optimizer, model, criterion=F.cross_entropy, total_steps=200)
         for x, y in digit_batches(200):
             if tuner is not None:
                 tuner.step(x, y)
@@ -238,7 +238,7 @@ def test_the_explicit_door_with_accumulated_micro_batches_ends_near_the_best_rat
         optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
         start, tuner = wrong(model), None
         if attach is apo.attach:
-            tuner = apo.APO(model, optimizer, loss=F.cross_entropy)
+            tuner = apo.APO(optimizer, model, criterion=F.cross_entropy)
         for index, (x, y) in enumerate(digit_batches(400, size=32)):
             if tuner is not None:
                 tuner.backward(x, y, weight=0.5)
