@@ -65,6 +65,7 @@ def test_a_gans_generator_is_not_driven_up_silently():
     assert_not_silently_lost(gan_loop, [1e-3, 2e-3], initial=2e-3, short=0.2, about=TRAINING)
 
 
+@pytest.mark.slow
 def test_a_gans_discriminator_is_not_driven_up_silently():
     def loop(lr, attach):
         return gan_loop(lr, attach, who="discriminator")

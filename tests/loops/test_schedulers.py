@@ -64,6 +64,7 @@ def test_a_scheduler_shapes_the_learned_rate(name):
     assert_learns(loop_with(SHAPES[name]), RATES, initial=1e-5, short=0.06)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_scheduler_that_was_built_before_attaching_shapes_the_learned_rate(name):
     assert_learns(loop_with(SHAPES[name], scheduler_first=True), RATES, initial=1e-5, short=0.06)
