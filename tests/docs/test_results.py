@@ -52,7 +52,7 @@ README_ROWS = {
     "fixed rate": ("fixed", {}),
     "step schedule": ("step", {}),
     "`apo` with `total_steps`": ("APO", {}),
-    "`apo` without `total_steps`": ("APO", {"other_batch_share": None}),
+    "`apo` without `total_steps`": ("APO", {"total_steps": None}),
 }
 
 

@@ -145,7 +145,7 @@ def spoil(project: Path, file: str, text: str) -> None:
 def test_broken_links_formulas_and_references_fail_the_build(copy, tmp_path):
     for file, text, _ in DEFECTS.values():
         spoil(copy, file, text)
-    module = copy / "src" / "apo" / "objective.py"
+    module = copy / "src" / "apo" / "core" / "objective.py"
     module.write_text(module.read_text().replace('r"""', 'r"""See :class:`Elsewhere`. ', 1))
     done = build(copy, tmp_path / "site")
     complaints = {defect: complaint for defect, (_, _, complaint) in DEFECTS.items()}

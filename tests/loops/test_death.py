@@ -8,7 +8,6 @@ from tests.loops.loop import (
     TRAINING,
     Run,
     assert_not_silently_lost,
-    cases,
     digit_batches,
     fails_today,
     hear,
@@ -63,7 +62,6 @@ def test_a_rate_that_climbs_while_the_loss_of_a_deep_network_stays_is_said_so():
     assert_not_silently_lost(loop_with(deep_network, 250), [0.1], initial=1e-3, short=0.3, about=TRAINING)
 
 
-@fails_today("the rate climbs from 0.06 to 1.1, the loss rises from 2.298 to 2.316, silent")
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_a_rate_that_climbs_while_the_loss_of_a_convolutional_network_stays_is_said_so(precision):
@@ -73,7 +71,6 @@ def test_a_rate_that_climbs_while_the_loss_of_a_convolutional_network_stays_is_s
     assert learned or any("rate" in sentence for sentence in said.sentences), f"silently lost: {story}"
 
 
-@fails_today("the rate stays where it was, silent")
 @pytest.mark.parametrize("initial", [1e-3, 1.0])
 def test_gradients_that_are_all_zero_are_said_so(initial):
     def loop(lr, attach):
@@ -92,13 +89,7 @@ def test_gradients_that_are_all_zero_are_said_so(initial):
     assert any("gradient" in sentence and "zero" in sentence for sentence in sentences), sentences
 
 
-KILLED_TODAY = {
-    10.0: "the network stays at chance and the rate at 7, silent",
-    100.0: "the network stays at chance and the rate at 80, silent",
-}
-
-
-@pytest.mark.parametrize("initial", cases([1.0, 10.0, 100.0], KILLED_TODAY))
+@pytest.mark.parametrize("initial", [1.0, 10.0, 100.0])
 def test_a_network_that_its_first_steps_have_killed_comes_back_or_is_said_so(initial):
     def loop(lr, attach):
         model, criterion = mlp(), nn.CrossEntropyLoss()

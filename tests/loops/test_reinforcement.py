@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.loops.loop import TRAINING, Run, assert_not_silently_lost, cases
+from tests.loops.loop import TRAINING, Run, assert_not_silently_lost
 from torch import nn
 
 import apo
@@ -114,14 +114,8 @@ def cartpole_loop(lr, attach):
     return Run(start, sum(missed[-10:]) / 10, tuner)
 
 
-POLE_TODAY = {
-    1e-6: "no turning point is found, the rate stays at 1.7e-6 and the pole falls after 18 of 100 steps, silent",
-    1e-3: "no turning point is found, the rate ends at 0.0018 and the pole falls after 31 of 100 steps, silent",
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("initial", cases([1e-6, 1e-3, 1e-1], POLE_TODAY))
+@pytest.mark.parametrize("initial", [1e-6, 1e-3, 1e-1])
 def test_reinforce_that_balances_a_pole_is_not_silently_lost(initial):
     assert_not_silently_lost(cartpole_loop, [1e-2, 3e-2], initial, short=0.25, about=TRAINING)
 
@@ -150,10 +144,7 @@ def bandit_loop(lr, attach):
     return Run(start, missed(), tuner)
 
 
-BANDIT_TODAY = {1e-6: "no turning point is found, the rate ends at 1.4e-5 and nothing is learned, silent"}
-
-
-@pytest.mark.parametrize("initial", cases([1e-6, 0.1, 10.0], BANDIT_TODAY))
+@pytest.mark.parametrize("initial", [1e-6, 0.1, 10.0])
 def test_a_noisy_bandit_is_not_silently_lost(initial):
     assert_not_silently_lost(bandit_loop, [0.1, 0.3], initial, short=0.15, about=TRAINING)
 

@@ -17,7 +17,6 @@ from tests.loops.loop import (
     cases,
     digit_batches,
     digits,
-    fails_today,
     hear,
     mlp,
     wrong,
@@ -130,15 +129,7 @@ LOOPS = {
 }
 
 
-STARTS_TODAY = {
-    "cosine classifier, first digits": "kept where they were, 1e-8, 0.001 and 1000, silent",
-    "softmax and MSE, SGDm": "2.6 from 1e-8 and 0.001, 90 from 1000, silent",
-    "softmax and MSE, Adam": "2.0 from 1e-8, 0.011 from 0.001 and 1000, silent",
-    "discriminator with BatchNorm on the output": "0.0047, 0.001 and 1000, silent",
-}
-
-
-@pytest.mark.parametrize("name", cases(LOOPS, STARTS_TODAY))
+@pytest.mark.parametrize("name", LOOPS)
 def test_training_starts_at_the_same_rate_from_every_initial_rate_or_says_that_nothing_turned(name):
     loop, _ = LOOPS[name]
     said = [hear(lambda lr, attach: loop(lr, attach, steps=2), initial) for initial in INITIAL]
@@ -149,13 +140,9 @@ def test_training_starts_at_the_same_rate_from_every_initial_rate_or_says_that_n
 
 
 ENDS_TODAY = {
-    ("cosine classifier, first digits", 1e-8): "the rate is 1e-8 and stays there, nothing is learned, silent",
-    ("cosine classifier, first digits", 1e-3): "the rate is 0.001 and rises too slowly, silent",
     ("cosine head, SGDm", 1e-8): "the rate is 2e-4, 37% wrong (7% at 0.1), silent",
     ("cosine head, SGDm", 1e-3): "the rate is 2e-4, 37% wrong (7% at 0.1), silent",
     ("cosine head, SGDm", 1e3): "the rate is 2e-4, 37% wrong (7% at 0.1), silent",
-    ("softmax and MSE, SGDm", 1e3): "dead at a rate of 90, nine in ten answers are wrong, silent",
-    ("softmax and MSE, Adam", 1e-8): "dead at a rate of 2, nine in ten answers are wrong, silent",
 }
 
 
@@ -166,10 +153,7 @@ def test_training_ends_near_the_best_rate_from_every_initial_rate_or_says_why_no
     assert_not_silently_lost(loop, rates, initial, short=0.15, about=TRAINING)
 
 
-RAISES = "the loss's own error, 'all elements of input should be between 0 and 1', ends the run"
-
-
-@pytest.mark.parametrize("initial", cases(INITIAL, {1e-8: RAISES, 1e3: RAISES}))
+@pytest.mark.parametrize("initial", INITIAL)
 def test_a_loss_that_raises_outside_its_range_counts_as_too_large_a_rate(initial):
     """Probabilities come from a linear network, which leaves [0, 1] if a step is too long."""
     inputs = digits()[0] - digits()[0].mean(0)
@@ -195,7 +179,6 @@ def test_a_loss_that_raises_outside_its_range_counts_as_too_large_a_rate(initial
     assert run.end <= best.end + 0.2 * (best.start - best.end), f"{run.end:.3g} against {best.end:.3g}"
 
 
-@fails_today("the rate stays where it was, silent")
 def test_an_objective_that_never_turns_is_said_so():
     """A loss that is linear in the weights, and no function-space term: the larger the rate the better."""
 

@@ -19,11 +19,9 @@ optimizer steps at a large rate and the step is scaled; the optimizer's state do
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
@@ -34,9 +32,11 @@ from torch.optim import Optimizer
 from apo.rules.base import MetaOptimizerFactory, Proposal, Rule, Slope
 from apo.rules.linearity import check_linear_in_lr
 from apo.rules.param_groups import ScheduledGroup, base_rate
+from apo.rules.progress import Progress
+from apo.rules.rate_proposal import Members, RateProposal
 from apo.rules.tail import coupled_decay, has_tail, tail_displacement
-from apo.rules.warm_start import find_turning_point
-from apo.vectors import advance_, differences, dot, norm, scaled
+from apo.rules.warm_start import first_turning_point, rate_of_a_tiny_step
+from apo.vectors import differences, scaled
 
 __all__ = ["LearningRate"]
 
@@ -47,6 +47,8 @@ PAPER_META_OPTIMIZER = functools.partial(torch.optim.RMSprop, lr=0.1)
 #: A step at a small rate drowns in the rounding of the weights; one at this rate keeps its leading digits.
 _MEASURING_RATE = 2.0**14
 _LOOK_AHEADS = ("tail", "step")
+#: Meta-steps after which the loss should have fallen.
+_LONG_START = 14
 
 
 class LearningRate(Rule):
@@ -114,6 +116,9 @@ class LearningRate(Rule):
         self._phi: list[Tensor] = []
         self._ratios: list[float] = []  # rate of each group relative to its phi
         self._first_rate = 1.0  # what the user gave the first group
+        self._progress = Progress()
+        self._is_flat = False  # whether the last meta-gradient was exactly zero
+        self._sentences: list[str] = []  # what the warm start found, for `after`
         self._fresh: set[Tensor] = set()  # parameters without optimizer state before the step that is measured
         self._adopt_groups()
         self.meta_optimizer = self._build_meta_optimizer(self._phi)
@@ -172,12 +177,12 @@ class LearningRate(Rule):
         for group in self._groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             origin = [theta[p] for p in parameters]
-            members.append(_Members(parameters, origin, differences(parameters, origin), self._measuring_rate(group)))
+            members.append(Members(parameters, origin, differences(parameters, origin), self._measuring_rate(group)))
         decays = [coupled_decay(self.optimizer, group) for group in self._groups]
         pairs = zip(decays, members, strict=True)
-        return _RateProposal(self, members, [decay for decay, member in pairs for _ in member.parameters])
+        return RateProposal(self, members, [decay for decay, member in pairs for _ in member.parameters])
 
-    def look_ahead_of(self, group: int, members: _Members, rate: float) -> list[Tensor]:
+    def look_ahead_of(self, group: int, members: Members, rate: float) -> list[Tensor]:
         """Return the look-ahead of a group's parameters at a rate; the optimizer has stepped."""
         if self.look_ahead == "step":
             return scaled(members.steps, rate / members.measured_at)
@@ -188,13 +193,19 @@ class LearningRate(Rule):
         """Search for the rate at which the look-ahead turns from better to worse; start at a tenth of it."""
         if not self.warm_start:
             return
-        assert isinstance(proposal, _RateProposal)
+        assert isinstance(proposal, RateProposal)
         start = self.learned_rates()[0]
-
-        turning_point = find_turning_point(lambda rate: slope(proposal.displacement(rate / start)), start, self.bounds)
-        if turning_point is None:
-            return
-        best = max(turning_point / 10, self.bounds[0])
+        tiny = rate_of_a_tiny_step(proposal.displacement(), proposal.parameters, start)
+        if tiny is None:
+            return  # the gradient is zero, of which `after` will tell
+        found = first_turning_point(lambda rate: slope(proposal.displacement(rate / start)), tiny, self.bounds)
+        if found is None:
+            self._sentences.append(
+                "the warm start found no rate at which the look-ahead turns from better to worse, so training starts "
+                f"at {10 * tiny:.2g}, which moves the weights by a thousandth: check that the loss says something "
+                "about progress, and pass warm_start=False and your own lr if you know a good one"
+            )
+        best = min(max(10 * tiny if found is None else found / 10, self.bounds[0]), self.bounds[1])
         with torch.no_grad():
             for index, parameter in enumerate(self._phi):
                 ratio = self.learned_rates()[index] / start if self.per_group else 1.0
@@ -205,6 +216,7 @@ class LearningRate(Rule):
     def meta_update(self, gradients: Sequence[Tensor]) -> None:
         """Move log eta, by at most ``max_change`` and within the bounds."""
         before = [float(parameter) for parameter in self._phi]
+        self._is_flat = all(float(gradient) == 0.0 for gradient in gradients)
         super().meta_update(gradients)
         low, high = math.log(self.bounds[0]), math.log(self.bounds[1])
         limit = math.inf if self.max_change is None else self.max_change
@@ -214,14 +226,42 @@ class LearningRate(Rule):
         self._show()
 
     def after(self, loss: float, objective: float) -> list[str]:
-        """Warn if a rate has reached one of its bounds."""
+        """Lower a rate that has climbed without progress; warn of that, of a flat objective and of a reached bound."""
+        sentences, self._sentences = self._sentences, []
+        if self._is_flat:
+            sentences.append(
+                "the meta-gradient is exactly zero, so there is nothing to learn from: the gradients are all zero, or "
+                "the loss does not depend on the weights (dead ReLUs, saturated outputs, frozen or detached layers)"
+            )
+        sentences += self._watch(loss)
         low, high = math.log(self.bounds[0]), math.log(self.bounds[1])
-        return [
+        return sentences + [
             f"the learned rate of param group {index} has reached its bound {self.bounds[0 if value <= low else 1]:g}: "
             "widen bounds=, or look at the loss, the gradient may be zero or the objective unbounded"
             for index, value in enumerate(float(p) for p in self._phi)
             if value <= low or value >= high
         ]
+
+    def _watch(self, loss: float) -> list[str]:
+        """Follow the loss; where the rate has climbed without progress, bring it back to where there was some."""
+        highest = max(float(parameter) for parameter in self._phi)
+        back = self._progress.observe(loss, highest)
+        if back is not None:
+            with torch.no_grad():
+                for parameter in self._phi:
+                    parameter.add_(back - highest)
+            self._show()
+            return [
+                "the learned rate had climbed while the loss did not fall, so it went back to where it last fell: "
+                "the network may be dead, its batches too small, or its loss (of a policy gradient, of a GAN) may say "
+                "nothing about progress; in the last case train at a fixed rate, without apo"
+            ]
+        if self._progress.observations == _LONG_START and not self._progress.has_begun:
+            return [
+                f"the loss has not fallen below its first value in {_LONG_START} meta-steps: if it does not fall soon, "
+                "the network may be dead, or the loss may say nothing about progress; look at its curve and its rate"
+            ]
+        return []
 
     def detach(self) -> None:
         """Turn the param groups back into plain ones that keep the rates in force.
@@ -238,6 +278,7 @@ class LearningRate(Rule):
         return super().state_dict() | {
             "ratios": self._ratios,
             "factors": [group.factor for group in self._groups],
+            "progress": self._progress.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
@@ -249,6 +290,7 @@ class LearningRate(Rule):
             self._adopt_groups()  # those that were added since the last step
             super().load_state_dict(state)
             self._ratios = list(state["ratios"])
+            self._progress.load_state_dict(state.get("progress", {}))  # files of 0.1 do not have it
             self._groups = []
             self._adopt_groups(state["factors"])
             return
@@ -327,56 +369,3 @@ def _check_numbers(over_relaxation: Any, max_change: Any, bounds: Any) -> None:
         raise TypeError(f"bounds must be a pair of numbers, got {bounds!r}: pass (1e-10, 1e4), for instance")
     if not 0 < bounds[0] < bounds[1] < math.inf:
         raise ValueError(f"bounds must be 0 < lowest < highest, got {bounds}")
-
-
-@dataclass(frozen=True)
-class _Members:
-    """The parameters of one group that move, and how far the optimizer's own step took them."""
-
-    parameters: list[Tensor]
-    origin: list[Tensor]  # theta
-    steps: list[Tensor]
-    measured_at: float  # the rate of that step
-
-
-class _RateProposal(Proposal):
-    """A look-ahead along a direction that does not depend on the rate."""
-
-    def __init__(self, rule: LearningRate, groups: list[_Members], coupled_decay: list[float]) -> None:
-        super().__init__([p for members in groups for p in members.parameters], coupled_decay)
-        self._rule = rule
-        self._groups = groups
-        self._last: tuple[list[float], list[list[Tensor]]] | None = None  # rates and displacement, group by group
-
-    def displacement(self, factor: float = 1.0) -> list[Tensor]:
-        """Return eta / sigma times the look-ahead direction, with eta scaled by ``factor``.
-
-        Only the displacement is kept: the tail it is made of would be one vector more while the network runs.
-        """
-        rates = [factor * rate / self._rule.over_relaxation for rate in self._rule.learned_rates()]
-        if self._last is None or self._last[0] != rates:
-            self._last = None
-            parts = [self._rule.look_ahead_of(i, self._groups[i], rate) for i, rate in enumerate(rates)]
-            self._last = rates, parts
-        return [tensor for part in self._last[1] for tensor in part]
-
-    def pull_back(self, cotangent: Sequence[Tensor]) -> list[Tensor]:
-        """Return <h, Delta> over the parameters of each phi."""
-        displacement = self.displacement()
-        if not self._rule.per_group:
-            return [dot(cotangent, displacement)]
-        ends = list(itertools.accumulate(len(members.parameters) for members in self._groups))
-        spans = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
-        still = torch.zeros((), device=cotangent[0].device)  # for a group in which nothing moves
-        return [dot(h, delta) if h else still for h, delta in ((cotangent[span], displacement[span]) for span in spans)]
-
-    def step_norm(self) -> Tensor | None:
-        """Return the norm of the step as it was measured; float16 ends too early for that to tell much."""
-        if any(p.dtype == torch.float16 for p in self.parameters):
-            return None
-        return norm([step for members in self._groups for step in members.steps])
-
-    def take_step(self) -> None:
-        """Move by the optimizer's own step at the rate in force now."""
-        for members, rate in zip(self._groups, self._rule.rates(), strict=True):
-            advance_(members.parameters, members.steps, rate / members.measured_at)

@@ -19,11 +19,12 @@ from torch import Tensor
 from apo.arguments import whole_number
 from apo.preconditioners import Preconditioner
 from apo.rules.base import MetaOptimizerFactory, Proposal, Rule, Slope
-from apo.rules.warm_start import find_turning_point
+from apo.rules.warm_start import first_turning_point, rate_of_a_tiny_step
 
 __all__ = ["Preconditioned", "meta_adam"]
 
-_SEARCH_BOUNDS = (1e-8, 1e6)
+#: How far below a tiny step, and how far above it, a scale of P is searched for.
+_SEARCH_DEPTH = 1e-10
 #: Steps that the guard may wait before the user hears of it, however short the warm-up was.
 _LONG_WAIT = 300
 
@@ -135,11 +136,16 @@ class Preconditioned(Rule):
             return
         assert isinstance(proposal, _PreconditionedProposal)
         ahead = proposal.displacement()
-        turning_point = find_turning_point(
-            lambda factor: slope([delta * factor for delta in ahead]), 1.0, _SEARCH_BOUNDS
+        tiny = rate_of_a_tiny_step(ahead, proposal.parameters, 1.0)
+        if tiny is None:
+            return
+        found = first_turning_point(
+            lambda factor: slope([delta * factor for delta in ahead]),
+            tiny,
+            (_SEARCH_DEPTH * tiny, tiny / _SEARCH_DEPTH),
         )
-        if turning_point is not None:
-            self.optimizer.rescale(self.warm_start * turning_point)
+        if found is not None:
+            self.optimizer.rescale(self.warm_start * found)
             proposal.forget()
 
     def after(self, loss: float, objective: float) -> list[str]:

@@ -1,62 +1,97 @@
 r"""Find the scale of a learning rate before any weight has moved.
 
-The look-ahead objective falls while the rate is too small and rises once it is too large. The change of sign of
-:math:`dQ / d\log\eta` on the first batch is where the look-ahead is best; training starts at a tenth of it, because
-the first batch says little about the next hundred.
+The look-ahead objective falls while the rate is too small and rises once it is too large. The *first* change of sign of
+:math:`dQ / d\log\eta` on the first batch, from the bottom up, is where the look-ahead is best; training starts at a
+tenth of it, because the first batch says little about the next hundred. Farther up Q may fall again: a step that is far
+too long can leave a dead network, a saturated softmax or a normalised output, where the objective is flat and its slope
+means nothing. So the search walks up from a step that is tiny next to the weights, in short strides.
 
-The search runs on a fixed grid of the rate (eight points a decade), so that it finds the same point from wherever it
-starts: a training run from an initial rate of 1e-8 and one from 1e3 are then the same run.
+The search runs on a fixed grid of the rate (eight points a decade) from a bottom that does not depend on the user's
+rate: a training run from an initial rate of 1e-8 and one from 1e3 are then the same run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-__all__ = ["find_turning_point"]
+import torch
+from torch import Tensor
+
+from apo.errors import MissingBatchError, ReplayError
+from apo.vectors import norm
+
+__all__ = ["first_turning_point", "rate_of_a_tiny_step"]
 
 _POINTS_PER_DECADE = 8
+#: Half a decade: short enough not to leap over a turning point and the next one.
+_STRIDE = 4
+#: A step of this length relative to the weights is too short for any network.
+_TINY = 1e-4
+#: The length of weights that are zero, per element: initialisations are far longer.
+_SMALLEST_WEIGHT = 1e-3
 
 
-def find_turning_point(slope: Callable[[float], float], start: float, bounds: tuple[float, float]) -> float | None:
-    r"""Find the rate at which the slope turns from negative to positive.
+def rate_of_a_tiny_step(displacement: Sequence[Tensor], weights: Sequence[Tensor], rate: float) -> float | None:
+    """Return the rate at which a look-ahead that is proportional to it is tiny next to the weights.
 
     Args:
-        slope: :math:`dQ / d\log\eta` as a function of :math:`\eta`; a value that is not finite counts as positive.
-        start: Where to begin.
+        displacement: The look-ahead at ``rate``.
+        weights: What it moves.
+        rate: Any rate.
+
+    Returns:
+        The rate, or None if the displacement is zero or not finite.
+
+    Example:
+        >>> round(rate_of_a_tiny_step([torch.tensor([0.2])], [torch.tensor([3.0])], 0.1), 6)
+        0.00015
+    """
+    length = norm(displacement).item()
+    if not (math.isfinite(length) and length > 0):
+        return None
+    elements = sum(weight.numel() for weight in weights)
+    return rate * _TINY * max(norm(weights).item(), _SMALLEST_WEIGHT * math.sqrt(elements)) / length
+
+
+def first_turning_point(slope: Callable[[float], float], bottom: float, bounds: tuple[float, float]) -> float | None:
+    r"""Find the smallest rate at which the slope turns from negative to positive.
+
+    Args:
+        slope: :math:`dQ / d\log\eta` as a function of :math:`\eta`. A value that is not finite counts as positive, and
+            so does an error of the network or the loss: a loss may refuse what a step too long has made of its inputs.
+        bottom: A rate that is too small.
         bounds: Between which rates to search.
 
     Returns:
-        The rate, or None if the slope does not change its sign within the bounds (a zero gradient, for instance).
+        The rate, or None if the slope does not turn within the bounds (a zero gradient, for instance).
 
     Example:
-        >>> round(find_turning_point(lambda rate: rate - 0.09, 1e-6, (1e-10, 1e4)), 3)
+        >>> round(first_turning_point(lambda rate: rate - 0.09, 1e-6, (1e-10, 1e4)), 3)
         0.075
     """
     lowest, highest = (round(math.log10(bound) * _POINTS_PER_DECADE) for bound in bounds)
 
     def too_large(point: int) -> bool:
-        value = slope(_rate(point))
+        try:
+            value = slope(10.0 ** (point / _POINTS_PER_DECADE))
+        except (ReplayError, MissingBatchError, torch.cuda.OutOfMemoryError):
+            raise  # not the fault of the rate
+        except (ArithmeticError, AssertionError, IndexError, RuntimeError, ValueError):
+            return True
         return not math.isfinite(value) or value >= 0
 
-    point = min(max(round(math.log10(start) * _POINTS_PER_DECADE), lowest), highest)
-    stride, upward = _POINTS_PER_DECADE, not too_large(point)
-    small = large = point
-    while True:  # widen until the turning point lies between `small` and `large`
-        if upward:
-            small, large = large, min(large + stride, highest)
-        else:
-            small, large = max(small - stride, lowest), small
-        if small == large:
+    small = min(max(round(math.log10(bottom) * _POINTS_PER_DECADE), lowest), highest)
+    while too_large(small):
+        if small == lowest:
             return None
-        if too_large(large if upward else small) == upward:
-            break
-        stride *= 2
+        small = max(small - _POINTS_PER_DECADE, lowest)
+    large = small
+    while not too_large(large):
+        if large == highest:
+            return None
+        small, large = large, min(large + _STRIDE, highest)
     while large - small > 1:
         middle = (small + large) // 2
         small, large = (small, middle) if too_large(middle) else (middle, large)
-    return _rate(small)
-
-
-def _rate(point: int) -> float:
-    return 10.0 ** (point / _POINTS_PER_DECADE)
+    return 10.0 ** (small / _POINTS_PER_DECADE)

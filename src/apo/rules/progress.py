@@ -1,0 +1,98 @@
+r"""Notice a network that does not learn, before a rising rate does more harm.
+
+A learned rate rests on the loss: a step is good if the loss after it is lower. Three things break that, and each looks
+healthy from one look-ahead to the next:
+
+* a network that is dead (all ReLUs off) or at chance, where the objective is flat and the rate may be anything;
+* noise that is taken for progress, as with BatchNorm and small batches: the rate climbs and the loss with it;
+* a loss that says nothing about progress, as that of a policy gradient or of a GAN's generator.
+
+All three show in the same way. The rate stands far above where it was when the loss last fell: then it goes back there
+and may not climb that far again until the loss falls. Or the loss has come back to its first value, or never left it:
+then the rate falls to a tenth. Either way the user is told.
+"""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["Progress"]
+
+#: Weight of the past in the averages of the loss and of its noise.
+_MEMORY = 0.9
+#: How many observations without progress are too many: with noise, a few say nothing.
+_PATIENCE = 15
+#: How far above its level of the last progress the rate may climb without any more.
+_CLIMB = math.log(4.0)
+#: How far the rate falls when the loss is back at its first value.
+_FALL = math.log(10.0)
+
+
+class Progress:
+    """Follows the loss and the log of the rate from meta-step to meta-step.
+
+    Progress is a new minimum of the averaged loss, by more than a hundredth and more than a tenth of the noise.
+
+    Example:
+        >>> progress = Progress()
+        >>> verdicts = [progress.observe(2.3, 0.1 * step) for step in range(40)]  # the rate climbs, the loss stays
+        >>> next(step for step, verdict in enumerate(verdicts) if verdict is not None)
+        15
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._mean = 0.0  # this average and the next lack their bias correction
+        self._variance = 0.0
+        self._first = math.inf
+        self._best = math.inf
+        self._since = 0  # observations since the last progress
+        self._level = math.inf  # log of the rate at the last progress
+        self._ceiling = math.inf  # of the log of the rate, until there is progress
+        self._has_begun = False
+
+    def observe(self, loss: float, log_rate: float) -> float | None:
+        """Take in the loss at a meta-step and the log of the rate after it.
+
+        Returns:
+            The log of the rate to which it has to fall back, or None if all is well.
+        """
+        last = self._mean / (1.0 - _MEMORY**self._count) if self._count else loss
+        self._count += 1
+        correction = 1.0 - _MEMORY**self._count
+        self._mean = _MEMORY * self._mean + (1.0 - _MEMORY) * loss
+        self._variance = _MEMORY * self._variance + (1.0 - _MEMORY) * (loss - last) ** 2
+        mean, noise = self._mean / correction, math.sqrt(self._variance / correction)
+        self._since += 1
+        if self._count == 1:  # before any step: what a network that learns will fall below
+            self._first, self._best, self._level = loss, loss, log_rate
+        if mean < self._best - max(0.01 * abs(self._best), 0.1 * noise):
+            self._best, self._since, self._level, self._ceiling = mean, 0, log_rate, math.inf
+            self._has_begun = True
+        elif log_rate > self._ceiling:
+            return self._ceiling
+        elif self._since > _PATIENCE and log_rate > self._level + _CLIMB:
+            self._ceiling = self._level
+            return self._level
+        elif self._since > _PATIENCE and self._has_begun and mean >= self._first:
+            self._since, self._ceiling = 0, log_rate - _FALL
+            return self._ceiling
+        return None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the loss has ever fallen below its first value."""
+        return self._has_begun
+
+    @property
+    def observations(self) -> int:
+        """How often the loss was seen."""
+        return self._count
+
+    def state_dict(self) -> dict[str, float]:
+        """Return plain numbers."""
+        return dict(vars(self))
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Continue from what :meth:`state_dict` returned."""
+        vars(self).update(state)
