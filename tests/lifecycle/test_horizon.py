@@ -44,6 +44,31 @@ def test_the_first_half_is_that_of_a_run_whose_end_nobody_knows(door):
     assert known.tuner.history[-1].lr != unknown.tuner.history[-1].lr
 
 
+def test_the_factor_of_a_learned_rate_falls_linearly_over_the_second_half():
+    objective = apo.ProximalObjective(0.0, 0.0, total_steps=200)
+    assert [objective.fade(step) for step in (0, 100, 150, 190)] == pytest.approx([1.0, 1.0, 0.5, 0.1])
+    assert objective.fade(200) == objective.fade(300) == 0.01  # training that continues does not stand still
+    assert apo.ProximalObjective(0.0, 0.0).fade(500) == 1.0
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("rule", ["sgdm", "adam", "per group"])
+def test_the_rate_in_force_is_the_learned_one_times_the_factor(door, rule):
+    tuned = run(door, 20, rule).train(range(19))
+    learned = tuned.tuner.rule.learned_rates()
+    assert tuned.tuner.rule.rates() == pytest.approx([rate * 0.2 for rate in learned])
+    assert [group["lr"] for group in tuned.optimizer.param_groups] == pytest.approx([rate * 0.2 for rate in learned])
+
+
+def test_a_scheduler_takes_the_place_of_the_factor():
+    tuned = run("attached", 20)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(tuned.optimizer, lambda step: 0.5)
+    for step in range(19):
+        tuned.train(range(step, step + 1))
+        scheduler.step()
+    assert tuned.lr == pytest.approx(0.5 * tuned.tuner.rule.learned_rates()[0])
+
+
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("rule", ["sgdm", "adam", "kronecker"])
 def test_at_every_step_the_objective_is_that_of_the_share_at_this_step(door, rule):
@@ -51,6 +76,7 @@ def test_at_every_step_the_objective_is_that_of_the_share_at_this_step(door, rul
     by_hand = run(door, None, rule, interval=1)
     for step in range(12):
         by_hand.tuner.objective.other_batch_share = rising.tuner.objective.share(step)
+        by_hand.tuner.objective.fade = rising.tuner.objective.fade  # type: ignore[method-assign]
         by_hand.train(range(step, step + 1))
     assert by_hand.tuner.objective.other_batch_share == pytest.approx(2 * 11 / 12 - 1)
     assert_same_run(by_hand, rising)

@@ -101,7 +101,7 @@ class RuleSuite(ABC):
         proposal = open_iteration(rule, model, 1)
         proposal.pull_back([torch.randn_like(d) for d in proposal.displacement()])
         proposal.take_step()
-        rule.after(1.0, 0.5)
+        rule.after(0, 1.0, 0.5)
         assert_equal(rule.phi(), phi)
         rule.meta_optimizer.nudge = [torch.full_like(p, 1e-3) for p in phi]
         rule.meta_update([torch.zeros_like(p) for p in phi])

@@ -11,7 +11,10 @@ from apo.rules.progress import Progress
 
 
 def follow(progress, losses, log_rates):
-    return [progress.observe(loss, rate) for loss, rate in zip(losses, log_rates, strict=True)]
+    """Observe losses ten steps apart, from wherever the progress stands."""
+    first = progress.state_dict()["_count"]
+    pairs = enumerate(zip(losses, log_rates, strict=True), start=first)
+    return [progress.observe(10 * count, loss, rate) for count, (loss, rate) in pairs]
 
 
 def test_a_falling_loss_lets_the_rate_climb():
@@ -19,7 +22,7 @@ def test_a_falling_loss_lets_the_rate_climb():
     assert not any(
         v is not None for v in follow(progress, [2.0 * 0.97**k for k in range(60)], [0.2 * k for k in range(60)])
     )
-    assert progress.has_begun
+    assert not progress.is_late(1000)
 
 
 def test_a_noisy_loss_that_falls_slowly_lets_the_rate_climb():
@@ -36,8 +39,8 @@ def test_a_rate_that_climbs_fourfold_without_progress_goes_back_to_the_last_prog
     first = next(index for index, verdict in enumerate(verdicts) if verdict is not None)
     assert first == 14  # e ** 1.4 is the first above 4
     assert verdicts[first] == 0.0
-    assert progress.observe(0.75, 0.05) == 0.0
-    assert all(progress.observe(0.1, 0.05) is None for _ in range(20))  # there is progress again
+    assert follow(progress, [0.75], [0.05]) == [0.0]
+    assert not any(v is not None for v in follow(progress, [0.1] * 20, [0.05] * 20))  # there is progress again
 
 
 def test_a_loss_back_at_its_first_value_lowers_the_rate_to_a_tenth():
@@ -50,7 +53,7 @@ def test_a_loss_back_at_its_first_value_lowers_the_rate_to_a_tenth():
 def test_a_loss_that_never_falls_has_not_begun():
     progress = Progress()
     follow(progress, [2.3, 40.0, 2.31, 2.3] * 10, [0.0] * 40)
-    assert not progress.has_begun
+    assert progress.is_late(130) and not progress.is_late(120)
 
 
 def test_losses_below_zero_are_followed_as_well():
@@ -58,7 +61,7 @@ def test_losses_below_zero_are_followed_as_well():
     assert not any(
         v is not None for v in follow(progress, [-1.0 - 0.05 * k for k in range(60)], [0.1 * k for k in range(60)])
     )
-    assert progress.has_begun
+    assert not progress.is_late(1000)
 
 
 def test_it_continues_from_its_state():

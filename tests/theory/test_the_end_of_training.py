@@ -21,7 +21,7 @@ SCALES = torch.logspace(0, -1, 8, dtype=torch.float64)  # of the inputs, so the 
 
 
 def regression(seed, noise=1.0, **options):
-    """Returns the rate before the middle, the rate at the end, and the excess risk at the end."""
+    """Returns the learned rate before the middle and at the end, without the linear factor, and the risk at the end."""
     generator = torch.Generator().manual_seed(seed + 100)
     normal = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
     model = nn.Linear(8, 1, bias=False).double()
@@ -29,12 +29,12 @@ def regression(seed, noise=1.0, **options):
     solution = normal(8) / SCALES
     rule = apo.LearningRate(torch.optim.SGD(model.parameters(), lr=0.05), warm_start=False, over_relaxation=1.0)
     tuner = apo.APO(rule, model, criterion=F.mse_loss, fsd_weight=0.1, interval=1, **options)
-    risks = []
+    rates, risks = [], []
     for _ in range(STEPS):
         x = normal(8, 8) * SCALES
         tuner.step(x, (x @ solution + noise * normal(8)).unsqueeze(1))
+        rates.append(rule.learned_rates()[0])
         risks.append(float(((model.weight.detach()[0] - solution) * SCALES).square().sum()))
-    rates = tuner.history.column("lr/0")
     middle, end = (statistics.geometric_mean(rates[stop - 20 : stop]) for stop in (STEPS // 2, STEPS))
     return middle, end, statistics.fmean(risks[-20:])
 

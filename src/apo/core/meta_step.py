@@ -129,7 +129,7 @@ class Engine:
         updated = math.isfinite(meta_gradient_norm)
         if updated:
             rule.meta_update(gradients)
-        warnings = [*rule.after(loss, objective), *self.objective.warnings(step)]
+        warnings = [*rule.after(step, loss, objective), *self.objective.warnings(step)]
         proposal.take_step()
         if step_norm is None:
             try:

@@ -18,7 +18,9 @@ number of steps T is known, the share rises over the second half of training fro
 .. math::
     \alpha_t = \alpha + (1 - \alpha) \max(0, 2 t / T - 1),
 
-and a learned rate falls as far as the noise of the gradients demands. The paper has nothing of the kind.
+and a learned rate falls as far as the noise of the gradients demands. In a short run that is not far enough, so a rule
+that learns a rate multiplies it by a factor that falls linearly from 1 to 0 over the same steps
+(:meth:`ProximalObjective.fade`); a scheduler of the user's takes its place. The paper has nothing of the kind.
 
 **Weight decay.** Coupled decay (an L2 penalty that the optimizer adds to the gradient) is part of the loss that the
 optimizer minimises, so it belongs to :math:`J_B`; decoupled decay is part of the step and needs no term.
@@ -43,6 +45,8 @@ __all__ = ["Horizon", "ProximalObjective", "Terms"]
 
 #: The part of training after which the end counts as near.
 _END_IS_NEAR = 0.5
+#: The smallest factor of a learned rate at the end of training.
+_LEAST_FADE = 0.01
 
 
 class Terms(NamedTuple):
@@ -142,6 +146,13 @@ class ProximalObjective:
         r"""Return :math:`\alpha` at a step, counted from 0: it rises when the end of training is near."""
         nearness = 0.0 if self.horizon is None else self.horizon.nearness(step)
         return self.other_batch_share + (1.0 - self.other_batch_share) * nearness
+
+    def fade(self, step: int) -> float:
+        """Return the factor of a learned rate at a step, counted from 0: it falls at the end of training.
+
+        It does not fall to 0 itself: a training that continues should do so slowly, and say so, not stand still.
+        """
+        return 1.0 if self.horizon is None else max(1.0 - self.horizon.nearness(step), _LEAST_FADE)
 
     def warnings(self, step: int) -> list[str]:
         """Return what the user should know after a step."""

@@ -236,7 +236,7 @@ class Tuner:
     def _begin_step(self) -> None:
         """Prepare for a step of the optimizer; on a meta-step, for one that is measured."""
         self._abandon()
-        self.rule.before_step()
+        self.rule.before_step(self.objective.fade(self.steps))
         if self.is_meta_step():
             parameters = list(self._parameters())
             self._theta = dict(zip(parameters, copies(parameters), strict=True))

@@ -4,12 +4,12 @@ A rule owns an optimizer, its meta-parameters :math:`\phi` and the meta-optimize
 the optimizer steps as usual. A meta-iteration goes like this (T is the tuner in :mod:`apo.loop.tuner`, M the meta-step
 in :mod:`apo.core.meta_step`)::
 
-    T  rule.before_step()            before every step, of any iteration
+    T  rule.before_step(fade)        before every step, of any iteration
     T  with rule.measuring():        the optimizer's step() runs inside
     M  proposal = rule.propose()     the step has run: where does the look-ahead go, and how is h pulled back to phi?
     M  rule.first_look(proposal)     at the first meta-step only: find the scale of phi before any weight has moved
     M  rule.meta_update(gradients)   here is the gradient of Q with respect to phi (not called if it is not finite)
-    M  rule.after(loss, objective)   the look-ahead is over; was it good, and is there anything to tell the user?
+    M  rule.after(step, ...)         the look-ahead is over; was it good, and is there anything to tell the user?
     M  proposal.take_step()          the weights are back at theta: move them with the new phi
 
 A custom rule is a subclass with :meth:`Rule.phi`, :meth:`Rule.propose` and a :class:`Proposal`.
@@ -125,8 +125,12 @@ class Rule(ABC):
     def phi(self) -> list[Tensor]:
         """Return the meta-parameters: leaf tensors that the meta-optimizer moves. Called at any time."""
 
-    def before_step(self) -> None:
-        """Take in what changed since the last step, such as new param groups. The tuner calls it before every step."""
+    def before_step(self, fade: float = 1.0) -> None:
+        """Take in what changed since the last step, such as new param groups. The tuner calls it before every step.
+
+        Args:
+            fade: Factor of a learned rate, which falls to 0 where the end of training is known.
+        """
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
@@ -155,10 +159,11 @@ class Rule(ABC):
         self.meta_optimizer.step()
         self.meta_optimizer.zero_grad()
 
-    def after(self, loss: float, objective: float) -> list[str]:
+    def after(self, step: int, loss: float, objective: float) -> list[str]:
         """Learn whether the look-ahead lowered Q. The meta-step calls it after phi moved, before the weights do.
 
         Args:
+            step: Index of the training step.
             loss: Q at theta itself, where nothing has moved.
             objective: Q at the look-ahead.
 

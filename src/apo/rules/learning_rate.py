@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 
 from apo.rules.base import MetaOptimizerFactory, Proposal, Rule, Slope
 from apo.rules.linearity import check_linear_in_lr
-from apo.rules.param_groups import ScheduledGroup, base_rate
+from apo.rules.param_groups import ScheduledGroup, base_rate, is_scheduled
 from apo.rules.progress import Progress
 from apo.rules.rate_proposal import Members, RateProposal
 from apo.rules.tail import coupled_decay, has_tail, tail_displacement
@@ -47,8 +47,6 @@ PAPER_META_OPTIMIZER = functools.partial(torch.optim.RMSprop, lr=0.1)
 #: A step at a small rate drowns in the rounding of the weights; one at this rate keeps its leading digits.
 _MEASURING_RATE = 2.0**14
 _LOOK_AHEADS = ("tail", "step")
-#: Meta-steps after which the loss should have fallen.
-_LONG_START = 14
 
 
 class LearningRate(Rule):
@@ -117,6 +115,7 @@ class LearningRate(Rule):
         self._ratios: list[float] = []  # rate of each group relative to its phi
         self._first_rate = 1.0  # what the user gave the first group
         self._progress = Progress()
+        self._fade = 1.0  # the end of training, see `before_step`
         self._is_flat = False  # whether the last meta-gradient was exactly zero
         self._sentences: list[str] = []  # what the warm start found, for `after`
         self._fresh: set[Tensor] = set()  # parameters without optimizer state before the step that is measured
@@ -153,12 +152,15 @@ class LearningRate(Rule):
         """Return the learned rate of each param group, before the factor of a scheduler."""
         return [math.exp(float(self._phi_of(i))) * ratio for i, ratio in enumerate(self._ratios)]
 
-    def before_step(self) -> None:
-        """Take in new param groups and what schedulers wrote."""
+    def before_step(self, fade: float = 1.0) -> None:
+        """Take in new param groups, what schedulers wrote and, if there are none, the end of training."""
         for group in self._groups:
             group.settle()
         if len(self._groups) != len(self.optimizer.param_groups):
             self._adopt_groups()
+        if fade != self._fade and not is_scheduled(self.optimizer):
+            self._fade = fade
+            self._show()
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
@@ -225,7 +227,7 @@ class LearningRate(Rule):
             parameter.fill_(min(max(old + change, low), high))
         self._show()
 
-    def after(self, loss: float, objective: float) -> list[str]:
+    def after(self, step: int, loss: float, objective: float) -> list[str]:
         """Lower a rate that has climbed without progress; warn of that, of a flat objective and of a reached bound."""
         sentences, self._sentences = self._sentences, []
         if self._is_flat:
@@ -233,7 +235,7 @@ class LearningRate(Rule):
                 "the meta-gradient is exactly zero, so there is nothing to learn from: the gradients are all zero, or "
                 "the loss does not depend on the weights (dead ReLUs, saturated outputs, frozen or detached layers)"
             )
-        sentences += self._watch(loss)
+        sentences += self._watch(step, loss)
         low, high = math.log(self.bounds[0]), math.log(self.bounds[1])
         return sentences + [
             f"the learned rate of param group {index} has reached its bound {self.bounds[0 if value <= low else 1]:g}: "
@@ -242,10 +244,10 @@ class LearningRate(Rule):
             if value <= low or value >= high
         ]
 
-    def _watch(self, loss: float) -> list[str]:
+    def _watch(self, step: int, loss: float) -> list[str]:
         """Follow the loss; where the rate has climbed without progress, bring it back to where there was some."""
         highest = max(float(parameter) for parameter in self._phi)
-        back = self._progress.observe(loss, highest)
+        back = self._progress.observe(step, loss, highest)
         if back is not None:
             with torch.no_grad():
                 for parameter in self._phi:
@@ -256,10 +258,10 @@ class LearningRate(Rule):
                 "the network may be dead, its batches too small, or its loss (of a policy gradient, of a GAN) may say "
                 "nothing about progress; in the last case train at a fixed rate, without apo"
             ]
-        if self._progress.observations == _LONG_START and not self._progress.has_begun:
+        if self._progress.is_late(step):
             return [
-                f"the loss has not fallen below its first value in {_LONG_START} meta-steps: if it does not fall soon, "
-                "the network may be dead, or the loss may say nothing about progress; look at its curve and its rate"
+                "the loss has not fallen below its first value yet: if it does not fall soon, the network may be dead, "
+                "or the loss may say nothing about progress; look at its curve and at that of the rate"
             ]
         return []
 
@@ -279,6 +281,7 @@ class LearningRate(Rule):
             "ratios": self._ratios,
             "factors": [group.factor for group in self._groups],
             "progress": self._progress.state_dict(),
+            "fade": self._fade,
         }
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
@@ -290,6 +293,7 @@ class LearningRate(Rule):
             self._adopt_groups()  # those that were added since the last step
             super().load_state_dict(state)
             self._ratios = list(state["ratios"])
+            self._fade = float(state.get("fade", 1.0))
             self._progress.load_state_dict(state.get("progress", {}))  # files of 0.1 do not have it
             self._groups = []
             self._adopt_groups(state["factors"])
@@ -308,7 +312,7 @@ class LearningRate(Rule):
 
     def _show(self) -> None:
         for group, rate in zip(self._groups, self.learned_rates(), strict=True):
-            group.show(rate)
+            group.show(rate * self._fade)
 
     def _measuring_rate(self, group: Mapping[str, Any]) -> float:
         # float16 ends at 65504; all other formats have room for a step thousands of times too large
@@ -323,7 +327,7 @@ class LearningRate(Rule):
             factor = factors[index] if factors else None
             if index >= len(self._ratios):
                 factor = self._learn_rate_of(group, index)
-            rate = math.exp(float(self._phi_of(index))) * self._ratios[index]
+            rate = math.exp(float(self._phi_of(index))) * self._ratios[index] * self._fade
             adopted = ScheduledGroup(group, self.optimizer, rate, factor)
             self.optimizer.param_groups[index] = adopted
             self._groups.append(adopted)
@@ -340,7 +344,7 @@ class LearningRate(Rule):
         if is_added:
             if not self._is_default(rate):  # then it was chosen with the rates of today in mind
                 ratio, factor = self._groups[0].compare(group)
-            rate = ratio * self._groups[0].learned
+            rate = ratio * self._groups[0].learned / self._fade
         if not self._phi or self.per_group:
             self._phi.append(torch.tensor(math.log(rate), dtype=torch.float64))
             self._ratios.append(1.0)

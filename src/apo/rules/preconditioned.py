@@ -148,7 +148,7 @@ class Preconditioned(Rule):
             self.optimizer.rescale(self.warm_start * found)
             proposal.forget()
 
-    def after(self, loss: float, objective: float) -> list[str]:
+    def after(self, step: int, loss: float, objective: float) -> list[str]:
         """Hand over once the warm-up has elapsed and the look-ahead helps; warn if that does not happen."""
         self._streak = self._streak + 1 if objective < loss else 0
         optimizer = self.optimizer

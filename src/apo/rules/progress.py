@@ -20,8 +20,11 @@ __all__ = ["Progress"]
 
 #: Weight of the past in the averages of the loss and of its noise.
 _MEMORY = 0.9
-#: How many observations without progress are too many: with noise, a few say nothing.
+#: How many observations without progress are too many, over how many steps: with noise, a few say nothing.
 _PATIENCE = 15
+_PATIENT_STEPS = 150
+#: When the loss should have fallen below its first value.
+_LATE, _LATE_STEP = 14, 130
 #: How far above its level of the last progress the rate may climb without any more.
 _CLIMB = math.log(4.0)
 #: How far the rate falls when the loss is back at its first value.
@@ -35,8 +38,8 @@ class Progress:
 
     Example:
         >>> progress = Progress()
-        >>> verdicts = [progress.observe(2.3, 0.1 * step) for step in range(40)]  # the rate climbs, the loss stays
-        >>> next(step for step, verdict in enumerate(verdicts) if verdict is not None)
+        >>> verdicts = [progress.observe(10 * n, 2.3, 0.1 * n) for n in range(40)]  # the rate climbs, the loss stays
+        >>> next(n for n, verdict in enumerate(verdicts) if verdict is not None)
         15
     """
 
@@ -47,11 +50,12 @@ class Progress:
         self._first = math.inf
         self._best = math.inf
         self._since = 0  # observations since the last progress
+        self._last_step = 0  # when that was
         self._level = math.inf  # log of the rate at the last progress
         self._ceiling = math.inf  # of the log of the rate, until there is progress
         self._has_begun = False
 
-    def observe(self, loss: float, log_rate: float) -> float | None:
+    def observe(self, step: int, loss: float, log_rate: float) -> float | None:
         """Take in the loss at a meta-step and the log of the rate after it.
 
         Returns:
@@ -68,26 +72,22 @@ class Progress:
             self._first, self._best, self._level = loss, loss, log_rate
         if mean < self._best - max(0.01 * abs(self._best), 0.1 * noise):
             self._best, self._since, self._level, self._ceiling = mean, 0, log_rate, math.inf
-            self._has_begun = True
-        elif log_rate > self._ceiling:
+            self._has_begun, self._last_step = True, step
+            return None
+        patience_is_over = self._since > _PATIENCE and step - self._last_step >= _PATIENT_STEPS
+        if log_rate > self._ceiling:
             return self._ceiling
-        elif self._since > _PATIENCE and log_rate > self._level + _CLIMB:
+        if patience_is_over and log_rate > self._level + _CLIMB:
             self._ceiling = self._level
             return self._level
-        elif self._since > _PATIENCE and self._has_begun and mean >= self._first:
-            self._since, self._ceiling = 0, log_rate - _FALL
+        if patience_is_over and self._has_begun and mean >= self._first:
+            self._since, self._last_step, self._ceiling = 0, step, log_rate - _FALL
             return self._ceiling
         return None
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether the loss has ever fallen below its first value."""
-        return self._has_begun
-
-    @property
-    def observations(self) -> int:
-        """How often the loss was seen."""
-        return self._count
+    def is_late(self, step: int) -> bool:
+        """Return whether the loss should have fallen below its first value by now, and has not."""
+        return not self._has_begun and self._count >= _LATE and step >= _LATE_STEP
 
     def state_dict(self) -> dict[str, float]:
         """Return plain numbers."""

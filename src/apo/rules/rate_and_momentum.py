@@ -91,7 +91,7 @@ class RateAndMomentum(Rule):
         super().meta_update(gradients)
         self._show()
 
-    def before_step(self) -> None:
+    def before_step(self, fade: float = 1.0) -> None:
         """Take in new param groups and what schedulers wrote."""
         self._adopt_groups()
         for group in self._groups():
