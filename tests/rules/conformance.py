@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 import apo
 from apo.rules import Proposal, Rule
+from apo.rules.base import Outcome
 
 NETWORK = "norm-and-dropout"
 BATCHES = networks.batches(NETWORK, 6)
@@ -101,7 +102,7 @@ class RuleSuite(ABC):
         proposal = open_iteration(rule, model, 1)
         proposal.pull_back([torch.randn_like(d) for d in proposal.displacement()])
         proposal.take_step()
-        rule.after(0, 1.0, 0.5)
+        rule.after(Outcome(0, 1.0, 0.5))
         assert_equal(rule.phi(), phi)
         rule.meta_optimizer.nudge = [torch.full_like(p, 1e-3) for p in phi]
         rule.meta_update([torch.zeros_like(p) for p in phi])

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import apo
 from apo.rules import as_rule
+from apo.rules.base import Outcome
 
 
 def parameter(**options):
@@ -54,10 +55,10 @@ def test_the_rate_stays_within_its_bounds():
     for gradient, bound in ((50.0, 0.01), (-50.0, 1.0)):
         rule.meta_update([torch.tensor(gradient)])
         assert rule.rates()[0] == pytest.approx(bound)
-        (sentence,) = rule.after(0, 1.0, 0.9)
+        (sentence,) = rule.after(Outcome(0, 1.0, 0.9))
         assert f"bound {bound:g}" in sentence
     rule.meta_update([torch.tensor(1.0)])
-    assert rule.after(0, 1.0, 0.9) == []
+    assert rule.after(Outcome(0, 1.0, 0.9)) == []
 
 
 def test_the_default_meta_optimizer_is_bias_corrected_so_that_its_first_step_has_the_size_of_later_ones():

@@ -6,6 +6,7 @@ from tests.core import networks
 from torch.nn import functional as F
 
 import apo
+from apo.rules.base import Outcome
 
 
 def build(warmup_steps=3, **options):
@@ -16,11 +17,11 @@ def build(warmup_steps=3, **options):
 
 
 def helps(rule):
-    return rule.after(step=0, loss=1.0, objective=0.9)
+    return rule.after(Outcome(0, 1.0, 0.9))
 
 
 def hurts(rule):
-    return rule.after(step=0, loss=1.0, objective=1.1)
+    return rule.after(Outcome(0, 1.0, 1.1))
 
 
 def take_steps(rule, count):
@@ -48,7 +49,7 @@ def test_the_guard_hands_over_once_the_warm_up_is_over_and_the_look_ahead_helps_
 def test_a_look_ahead_that_is_no_better_does_not_count(objective):
     _, rule = build(patience=1)
     take_steps(rule, 3)
-    rule.after(step=0, loss=1.0, objective=objective)
+    rule.after(Outcome(0, 1.0, objective))
     assert rule.optimizer.warming_up
 
 

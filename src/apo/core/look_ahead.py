@@ -29,17 +29,22 @@ from apo.distributed import Processes, fold_up
 from apo.errors import MissingBatchError, ReplayError
 from apo.passes.isolation import Surface
 from apo.passes.recording import Recording
-from apo.vectors import advance_, assign_, norm, wide
+from apo.rules.base import Comparison
+from apo.vectors import advance_, assign_, dot, norm, wide
 
 __all__ = ["LookAhead", "LookAheads"]
+
+#: The smallest share of the loss term from which a batch's own slope and loss can be recovered.
+_LEAST_SHARE = 0.04
 
 
 @dataclass(frozen=True)
 class LookAhead:
-    """The terms of Q at a look-ahead, and its gradient h there."""
+    """The terms of Q at a look-ahead, its gradient h there, and what each batch says (tensors, not yet read)."""
 
     terms: Terms
     gradient: list[Tensor]
+    comparison: Comparison | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,7 @@ class LookAheads:
         share: The share of the loss term on B'.
         scale: The factor of a GradScaler.
         processes: The processes that train the network together.
+        compares: Whether to say what B and B' contribute each.
     """
 
     model: nn.Module
@@ -85,6 +91,7 @@ class LookAheads:
     share: float
     scale: float
     processes: Processes
+    compares: bool = False
     _at_theta: list[tuple[Any, Tensor | None]] | None = field(default=None, init=False)  # on B', once evaluated
 
     def look(self, displacement: Sequence[Tensor]) -> LookAhead:
@@ -101,11 +108,18 @@ class LookAheads:
                 parts = self._parts()  # with the predictions at theta, where the weights still are
                 advance_(self.parameters, displacement, 1.0)
                 self._drop_assembled_weights()
-                for part in parts:
+                own_slope = None
+                for index, part in enumerate(parts):
                     total = self._evaluate(part, losses, discrepancies)
                     if total is not None:
                         _times(total, self.scale).backward()
+                    if index == len(self.batches) - 1 and self._can_compare:
+                        own_slope = dot([_gradient(p, self.scale) for p in self.parameters], displacement)
                 gradient = [_gradient(p, self.scale) for p in self.parameters]
+            comparison = None
+            if own_slope is not None:
+                slope, fsd = dot(gradient, displacement), _sum(discrepancies, own_slope)
+                comparison = self._compare(losses, fsd, own_slope, slope - own_slope)
             if any(self.decay):
                 losses.append(weight_decay_value(self.parameters, self.decay))
                 add_weight_decay_gradient_(gradient, self.parameters, self.decay)
@@ -115,16 +129,47 @@ class LookAheads:
         if self.objective.wsd_weight:
             advance_(gradient, displacement, self.objective.wsd_weight)
         wsd = 0.5 * norm(displacement).square()
-        return LookAhead(Terms(_sum(losses, wsd), _sum(discrepancies, wsd), wsd), gradient)
+        return LookAhead(Terms(_sum(losses, wsd), _sum(discrepancies, wsd), wsd), gradient, comparison)
 
     def loss_at_theta(self) -> Tensor:
         """Return Q at theta itself, where nothing has moved: what a look-ahead has to lower."""
-        loss = _sum([_weighted(r.loss, r.weight) for r in self.batches if r.loss is not None])
+        loss = self._own_loss_at_theta()
         if self.share and self.others:
-            pairs = zip(self.others, self._others_at_theta(), strict=True)
-            others = [_weighted(other_loss, other.weight) for other, (_, other_loss) in pairs if other_loss is not None]
-            loss = (1.0 - self.share) * loss + self.share * _sum(others)
+            loss = (1.0 - self.share) * loss + self.share * self._other_loss_at_theta()
         return loss + weight_decay_value(self.origin, self.decay)
+
+    def _own_loss_at_theta(self) -> Tensor:
+        return _sum([_weighted(r.loss, r.weight) for r in self.batches if r.loss is not None])
+
+    def _other_loss_at_theta(self) -> Tensor:
+        pairs = zip(self.others, self._others_at_theta(), strict=True)
+        return _sum([_weighted(loss, other.weight) for other, (_, loss) in pairs if loss is not None])
+
+    @property
+    def _can_compare(self) -> bool:
+        """Whether both batches have enough of a share for what they say to be told apart."""
+        return self.compares and bool(self.others) and _LEAST_SHARE < self.share < 1.0 - _LEAST_SHARE
+
+    def _compare(
+        self, losses: Sequence[Tensor | float], fsd: Tensor, own_slope: Tensor, other_slope: Tensor
+    ) -> Comparison:
+        r"""Return promise and price on both batches, from losses and slopes at both ends of the look-ahead.
+
+        With :math:`d = \langle\nabla J(\theta'), \Delta\rangle`, a quadratic J has :math:`a = d - 2 (J' - J)` and
+        :math:`c = 2 (d - (J' - J))`. The FSD term is quadratic in the look-ahead, so its slope is twice its value.
+        """
+        count = len(self.batches)
+        own_slope = own_slope / (1.0 - self.share)
+        other_slope = (other_slope - 2.0 * self.objective.fsd_weight * fsd) / self.share
+        own_change = _sum(losses[:count]) / (1.0 - self.share) - self._own_loss_at_theta()
+        other_change = _sum(losses[count:]) / self.share - self._other_loss_at_theta()
+        return Comparison(
+            own_slope - 2.0 * own_change,  # type: ignore[arg-type]
+            2.0 * (own_slope - own_change),  # type: ignore[arg-type]
+            other_slope - 2.0 * other_change,  # type: ignore[arg-type]
+            2.0 * (other_slope - other_change),  # type: ignore[arg-type]
+            2.0 * self.objective.fsd_weight * fsd,  # type: ignore[arg-type]
+        )
 
     def _drop_assembled_weights(self) -> None:
         if self.processes.groups:  # under fully_shard, modules may still hold weights from before the move
@@ -135,8 +180,8 @@ class LookAheads:
         fsd = self.objective.fsd_weight
         if not self.others:
             return [_Part(batch, 1.0, fsd / len(self.batches), batch.prediction) for batch in self.batches]
+        pairs = zip(self.others, self._others_at_theta(), strict=True)  # first: it may find that B' has no targets
         own = [_Part(batch, 1.0 - self.share, 0.0, None) for batch in self.batches]
-        pairs = zip(self.others, self._others_at_theta(), strict=True)
         return own + [_Part(other, self.share, fsd, prediction) for other, (prediction, _) in pairs]
 
     def _others_at_theta(self) -> list[tuple[Any, Tensor | None]]:
@@ -146,6 +191,9 @@ class LookAheads:
                 self._at_theta = [other.evaluate(self.network, self.criterion) for other in self.others]
             # Checked at the first meta-step, even if the loss on B' is needed only towards the end of training.
             if self.objective.needs_other_targets and any(loss is None for _, loss in self._at_theta):
+                self.share = 0.0
+                if self.objective.other_targets == "wanted":
+                    return self._at_theta
                 raise MissingBatchError(
                     "the loss term was asked for on another batch, but that batch has no targets: let fsd_batch yield "
                     "(inputs, target) pairs"

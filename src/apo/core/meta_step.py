@@ -30,11 +30,16 @@ from apo.errors import NonFiniteError
 from apo.passes.graphs import GraphedNetwork
 from apo.passes.isolation import RandomState, Surface
 from apo.passes.recording import Recording
-from apo.rules.base import Proposal, Rule
+from apo.rules.base import Comparison, Outcome, Proposal, Rule
 from apo.vectors import assign_, dot, norm
 
 __all__ = ["Engine"]
 
+#: What makes the weights before it scale-invariant, so that noise makes them grow.
+_NORMS_OVER_IMAGES = (
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.GroupNorm,
+    nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
+)  # fmt: skip
 #: Largest relative difference of phi between processes, which is zero on equal machines.
 _DRIFT = 1e-5
 
@@ -68,6 +73,7 @@ class Engine:
         self._model = model
         self.network = model
         self._graphed = GraphedNetwork(model) if cuda_graph else None
+        self._normalised = any(isinstance(module, _NORMS_OVER_IMAGES) for module in model.modules())
         self.criterion = criterion
         self.rule = rule
         self.objective = objective
@@ -79,7 +85,12 @@ class Engine:
         self.network = through_wrapper(self._model, self.network)
 
     def meta_step(
-        self, step: int, theta: Mapping[Tensor, Tensor], recordings: Sequence[Recording], first: bool
+        self,
+        step: int,
+        theta: Mapping[Tensor, Tensor],
+        recordings: Sequence[Recording],
+        first: bool,
+        often: bool = False,
     ) -> MetaStep | None:
         """Finish a training step on which phi is learned; the optimizer has just stepped from ``theta``.
 
@@ -88,6 +99,7 @@ class Engine:
             theta: The weights before the step, by parameter.
             recordings: The forward passes whose gradients the optimizer used.
             first: Whether no weight has moved yet.
+            often: Whether the next steps are all meta-steps.
 
         Returns:
             The record of the meta-step, or None if no parameter has a gradient.
@@ -107,7 +119,8 @@ class Engine:
         look_aheads = self._look_aheads(step, proposal, origin, recordings, processes)
 
         if first:
-            rule.first_look(proposal, lambda delta: processes.agree(dot(look_aheads.look(delta).gradient, delta)))
+            slope = lambda delta: processes.agree(dot(look_aheads.look(delta).gradient, delta))  # noqa: E731
+            rule.first_look(proposal, slope, often)
         ahead = look_aheads.look(proposal.displacement())
         gradients = proposal.pull_back(ahead.gradient)
 
@@ -116,6 +129,10 @@ class Engine:
         numbers = {"loss at theta": look_aheads.loss_at_theta(), **ahead.terms._asdict()}
         if step_norm is not None:
             numbers["step norm"] = step_norm
+        if ahead.comparison is not None:
+            numbers |= ahead.comparison._asdict()
+        if rule.compares and self._normalised:
+            numbers["weights"] = norm([p for p in parameters if p.ndim > 1])
         numbers, meta_gradient_norm = self._agree(step, numbers, norm(gradients), processes)
         loss, terms = numbers["loss at theta"], Terms(*(numbers[name] for name in Terms._fields))
         objective = terms.total(self.objective)
@@ -126,10 +143,12 @@ class Engine:
             )
         self._check_step(step, numbers.get("step norm", 0.0))
 
+        comparison = ahead.comparison and Comparison(*(numbers[name] for name in Comparison._fields))
+        outcome = Outcome(step, loss, objective, look_aheads.share, comparison, numbers.get("weights"))
         updated = math.isfinite(meta_gradient_norm)
         if updated:
-            rule.meta_update(gradients)
-        warnings = [*rule.after(step, loss, objective), *self.objective.warnings(step)]
+            rule.meta_update(gradients, outcome)
+        warnings = [*rule.after(outcome), *self.objective.warnings(step)]
         proposal.take_step()
         if step_norm is None:
             try:
@@ -188,6 +207,7 @@ class Engine:
             share=share,
             scale=float(self.scaler.get_scale()) if self.scaler is not None and self.scaler.is_enabled() else 1.0,
             processes=processes,
+            compares=self.rule.compares,
         )
 
     def _agree(

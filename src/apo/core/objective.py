@@ -102,6 +102,7 @@ class ProximalObjective:
             marked by the criterion's ``ignore_index``, by ``labels`` of -100 or by an ``attention_mask``.
         other_batch_share: :math:`\alpha`, the share of the loss term that is taken on B'; 0 is the paper's.
         total_steps: How many steps training takes; None if nobody knows.
+        other_targets: ``"needed"`` refuses a B' without targets, ``"wanted"`` takes the loss on B alone then.
 
     Example:
         >>> import torch.nn.functional as F
@@ -119,12 +120,14 @@ class ProximalObjective:
         mask: Callable[[Recording], Tensor | None] | str | None = "auto",
         other_batch_share: float = 0.0,
         total_steps: int | None = None,
+        other_targets: str = "needed",
     ) -> None:
         self.fsd_weight = _weight("fsd_weight", fsd_weight)
         self.wsd_weight = _weight("wsd_weight", wsd_weight)
         self.other_batch_share = _weight("other_batch_share", other_batch_share)
         if other_batch_share > 1:
             raise ValueError(f"other_batch_share must be from 0 to 1, got {other_batch_share}: 0 is the paper's")
+        self.other_targets = other_targets
         self.horizon = None if total_steps is None else Horizon(total_steps)
         self.discrepancy = _discrepancy(discrepancy, criterion) if self.fsd_weight > 0 else None
         self._ignore_index = _ignore_index(criterion)

@@ -42,6 +42,9 @@ from apo.vectors import assign_, copies
 
 __all__ = ["Tuner"]
 
+#: The interval between meta-steps that the paper uses.
+_INTERVAL = 10
+
 #: The optimizers that have a tuner now: a second one would take the first one's steps for the optimizer's own.
 _TUNED: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -68,7 +71,8 @@ class Tuner:
         criterion: The loss function; None if the network's output carries its ``loss``, as Hugging Face models' do.
         total_steps: How many steps the optimizer will take, if known: over the second half of them the learned rate
             then falls towards the end, see :mod:`apo.core.objective`.
-        interval: Steps between meta-steps, K in Algorithm 1.
+        interval: Steps between meta-steps, K in Algorithm 1. ``"auto"`` is 10, with a meta-step at each of the first 50
+            steps where a learning rate is learned: its warm-up is learned too.
         fsd_weight: Weight of the function-space term; None for the rule's default.
         wsd_weight: Weight of the weight-space term; None for the rule's default.
         other_batch_share: Share of the loss term that is taken on B' instead of B, see :class:`apo.ProximalObjective`;
@@ -105,7 +109,7 @@ class Tuner:
         criterion: Callable[..., Tensor] | None = None,
         *,
         total_steps: int | None = None,
-        interval: int = 10,
+        interval: int | str = "auto",
         fsd_weight: float | None = None,
         wsd_weight: float | None = None,
         other_batch_share: float | None = None,
@@ -132,15 +136,19 @@ class Tuner:
         function = self._watchable(criterion)
         self.model = model
         self.rule = as_rule(optimizer)
-        self.interval = whole_number("interval", interval)
+        self.interval = _INTERVAL if interval == "auto" else whole_number("interval", interval, "or 'auto'")
+        self._early = self.rule.early if interval == "auto" else 0
         self.objective = ProximalObjective(
             self.rule.fsd_weight if fsd_weight is None else fsd_weight,
             self.rule.wsd_weight if wsd_weight is None else wsd_weight,
             discrepancy,
             function,
             mask,
-            self.rule.other_batch_share if other_batch_share is None else other_batch_share,
+            (0.0 if fsd_batch == "same" else self.rule.other_batch_share)
+            if other_batch_share is None
+            else other_batch_share,
             total_steps,
+            other_targets="wanted" if other_batch_share is None and total_steps is None else "needed",
         )
         self.fsd_batches = fsd_batches(fsd_batch, self._record_batch)
         if total_steps is not None and self.fsd_batches.is_same:
@@ -195,7 +203,7 @@ class Tuner:
     def is_meta_step(self, step: int | None = None) -> bool:
         """Return whether the step with this index (the next one, by default) learns the meta-parameters."""
         step = self.steps if step is None else step
-        return step % (self.rule.interval or self.interval) == 0
+        return step < self._early or step % (self.rule.interval or self.interval) == 0
 
     def on_meta_step(self, listener: Callable[[MetaStep], None]) -> None:
         """Call ``listener`` with the record of every meta-step from now on."""
@@ -264,7 +272,8 @@ class Tuner:
             if theta is not None:
                 if not recordings and any(p.grad is not None for p in theta):
                     raise ReplayError(self._no_recording_message())
-                record = self.engine.meta_step(self.steps, theta, recordings, first=not self._begun)
+                often = self.is_meta_step(self.steps + 1)
+                record = self.engine.meta_step(self.steps, theta, recordings, not self._begun, often)
                 self._begun |= record is not None
         except BaseException:
             if theta is not None:

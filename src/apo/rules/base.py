@@ -9,7 +9,7 @@ in :mod:`apo.core.meta_step`)::
     M  proposal = rule.propose()     the step has run: where does the look-ahead go, and how is h pulled back to phi?
     M  rule.first_look(proposal)     at the first meta-step only: find the scale of phi before any weight has moved
     M  rule.meta_update(gradients)   here is the gradient of Q with respect to phi (not called if it is not finite)
-    M  rule.after(step, ...)         the look-ahead is over; was it good, and is there anything to tell the user?
+    M  rule.after(outcome)           the look-ahead is over; was it good, and is there anything to tell the user?
     M  proposal.take_step()          the weights are back at theta: move them with the new phi
 
 A custom rule is a subclass with :meth:`Rule.phi`, :meth:`Rule.propose` and a :class:`Proposal`.
@@ -20,19 +20,53 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["MetaOptimizerFactory", "Proposal", "Rule", "Slope", "moving_parameters"]
+__all__ = ["Comparison", "MetaOptimizerFactory", "Outcome", "Proposal", "Rule", "Slope", "moving_parameters"]
 
 #: Builds the meta-optimizer from the meta-parameters.
 MetaOptimizerFactory = Callable[[list[Tensor]], Optimizer]
 
 #: Maps a displacement to <h, displacement>: how fast Q rises along it at its end. The same number on every process.
 Slope = Callable[[Sequence[Tensor]], float]
+
+
+class Comparison(NamedTuple):
+    r"""What the two batches say about one look-ahead: promise and price on B and on B', and the price of the FSD term.
+
+    In a quadratic model the loss changes by :math:`-a + c/2` over the look-ahead: the gradient promises
+    :math:`a = -\langle g, \Delta\rangle`, and the curvature has its price :math:`c = \Delta^\top H \Delta`.
+    """
+
+    own_promise: float
+    own_price: float
+    other_promise: float
+    other_price: float
+    fsd_price: float
+
+
+class Outcome(NamedTuple):
+    """How a look-ahead went.
+
+    Attributes:
+        step: Index of the training step.
+        loss: Q at theta itself, where nothing has moved.
+        objective: Q at the look-ahead.
+        share: The share of the loss term on B'.
+        comparison: What B and B' say each; None unless the rule ``compares`` and both have a share in the loss term.
+        weights: Norm of the weights of a network with normalisation layers that average over images; None for others.
+    """
+
+    step: int
+    loss: float
+    objective: float
+    share: float = 0.0
+    comparison: Comparison | None = None
+    weights: float | None = None
 
 
 def moving_parameters(optimizer: Optimizer) -> list[Tensor]:
@@ -106,6 +140,8 @@ class Rule(ABC):
         other_batch_share: Default share of the loss term that is taken on B'.
         split: Whether each of many processes keeps a part of phi; otherwise all have the same phi.
         interval: An interval between meta-steps that overrides the user's for now, or None. The tuner reads it.
+        compares: Whether :meth:`after` needs to know what each batch says.
+        early: How many of the first steps are all meta-steps if the user leaves the interval to the rule.
 
     Example:
         >>> import apo, torch
@@ -118,6 +154,8 @@ class Rule(ABC):
     other_batch_share: float = 0.0
     split: bool = False
     interval: int | None = None
+    compares: bool = False
+    early: int = 0
     optimizer: Optimizer
     meta_optimizer: Optimizer
 
@@ -149,23 +187,29 @@ class Rule(ABC):
             theta: The weights before the step, by parameter.
         """
 
-    def first_look(self, proposal: Proposal, slope: Slope) -> None:
-        """Find the scale of phi. The meta-step calls it at the first meta-iteration, before any weight has moved."""
+    def first_look(self, proposal: Proposal, slope: Slope, often: bool = False) -> None:
+        """Find the scale of phi. The meta-step calls it at the first meta-iteration, before any weight has moved.
 
-    def meta_update(self, gradients: Sequence[Tensor]) -> None:
-        """Move phi by one step of the meta-optimizer. The meta-step calls it unless a gradient is not finite."""
+        Args:
+            proposal: The first look-ahead.
+            slope: Evaluates others along it.
+            often: Whether the next steps are all meta-steps.
+        """
+
+    def meta_update(self, gradients: Sequence[Tensor], outcome: Outcome | None = None) -> None:
+        """Move phi by one step of the meta-optimizer. The meta-step calls it unless a gradient is not finite.
+
+        Args:
+            gradients: Of Q with respect to phi.
+            outcome: How the look-ahead went, for rules that can use it.
+        """
         for parameter, gradient in zip(self.phi(), gradients, strict=True):
             parameter.grad = gradient.to(parameter.device, parameter.dtype).reshape(parameter.shape)
         self.meta_optimizer.step()
         self.meta_optimizer.zero_grad()
 
-    def after(self, step: int, loss: float, objective: float) -> list[str]:
-        """Learn whether the look-ahead lowered Q. The meta-step calls it after phi moved, before the weights do.
-
-        Args:
-            step: Index of the training step.
-            loss: Q at theta itself, where nothing has moved.
-            objective: Q at the look-ahead.
+    def after(self, outcome: Outcome) -> list[str]:
+        """Learn how the look-ahead went. The meta-step calls it after phi moved, before the weights do.
 
         Returns:
             What the user should know, such as a rate that has reached a bound; each sentence is shown once.

@@ -29,12 +29,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from apo.rules.base import MetaOptimizerFactory, Proposal, Rule, Slope
+from apo.rules.base import MetaOptimizerFactory, Outcome, Proposal, Rule, Slope
 from apo.rules.linearity import check_linear_in_lr
+from apo.rules.over_relaxation import OverRelaxation, momentum_of
 from apo.rules.param_groups import ScheduledGroup, base_rate, is_scheduled
 from apo.rules.progress import Progress
 from apo.rules.rate_proposal import Members, RateProposal
 from apo.rules.tail import coupled_decay, has_tail, tail_displacement
+from apo.rules.turning_point import TurningPoint
 from apo.rules.warm_start import first_turning_point, rate_of_a_tiny_step
 from apo.vectors import differences, scaled
 
@@ -47,6 +49,10 @@ PAPER_META_OPTIMIZER = functools.partial(torch.optim.RMSprop, lr=0.1)
 #: A step at a small rate drowns in the rounding of the weights; one at this rate keeps its leading digits.
 _MEASURING_RATE = 2.0**14
 _LOOK_AHEADS = ("tail", "step")
+#: Over-relaxation where it is not measured, and the share of the other batch where it is.
+_CONSTANT, _SHARE = 1.4, 0.3
+#: The first steps that are all meta-steps where B' has its say; without it a rate would climb on noise.
+_EARLY = 50
 
 
 class LearningRate(Rule):
@@ -60,11 +66,13 @@ class LearningRate(Rule):
             the warm start they hardly matter.
         per_group: Learn one rate for each param group instead of one for all.
         look_ahead: ``"tail"`` or ``"step"`` (the paper's).
-        over_relaxation: :math:`\sigma`.
+        over_relaxation: :math:`\sigma`; ``"auto"`` measures how much there may be, see
+            :mod:`apo.rules.over_relaxation`.
         meta_optimizer: Builds the meta-optimizer from a list of tensors; RMSprop with bias correction at 0.1.
         max_change: Largest change of :math:`\log\eta` in one meta-step; None for no limit.
         bounds: Smallest and largest learned rate.
-        warm_start: Find the scale of the rate on the first batch before any weight moves, and start at a tenth of it.
+        warm_start: Find the scale of the rate on the first batch before any weight moves, and start at a tenth of it,
+            or at a hundredth if meta-steps come at every step at first (``interval="auto"``).
         check_linear: Probe the optimizer and refuse one whose step is not linear in ``lr``.
 
     Example:
@@ -83,7 +91,7 @@ class LearningRate(Rule):
         *,
         per_group: bool = False,
         look_ahead: str = "tail",
-        over_relaxation: float = 1.4,
+        over_relaxation: float | str = "auto",
         meta_optimizer: MetaOptimizerFactory | None = None,
         max_change: float | None = 0.2,
         bounds: tuple[float, float] = (1e-10, 1e4),
@@ -105,7 +113,13 @@ class LearningRate(Rule):
         self.optimizer = optimizer
         self.per_group = per_group
         self.look_ahead = look_ahead if has_tail(optimizer) else "step"
-        self.over_relaxation = over_relaxation
+        momentum = max((momentum_of(group) for group in optimizer.param_groups), default=0.0)
+        # Without momentum, or along a single step, B' has nothing to say that B has not.
+        self.compares = over_relaxation == "auto" and self.look_ahead == "tail" and momentum > 0
+        self.other_batch_share, self.early = (_SHARE, _EARLY) if self.compares else (0.0, 0)
+        self._relaxation = OverRelaxation(momentum) if self.compares else None
+        self._constant = _CONSTANT if over_relaxation == "auto" else float(over_relaxation)
+        self._turning_point = TurningPoint() if self.compares and meta_optimizer is None and not per_group else None
         self.max_change = max_change
         self.bounds = bounds
         self.warm_start = warm_start
@@ -142,7 +156,14 @@ class LearningRate(Rule):
             "max_change": None,
             "warm_start": False,
         }
-        return cls(optimizer, **(settings | options))
+        rule = cls(optimizer, **(settings | options))
+        rule.other_batch_share, rule.early = 0.0, 0
+        return rule
+
+    @property
+    def over_relaxation(self) -> float:
+        r"""The :math:`\sigma` in force."""
+        return self._constant if self._relaxation is None else self._relaxation.value
 
     def phi(self) -> list[Tensor]:
         """Return log eta: 0-dimensional float64 tensors on the CPU."""
@@ -191,8 +212,12 @@ class LearningRate(Rule):
         fresh = [p in self._fresh for p in members.parameters]
         return tail_displacement(self.optimizer, self._groups[group], members.origin, members.parameters, fresh, rate)
 
-    def first_look(self, proposal: Proposal, slope: Slope) -> None:
-        """Search for the rate at which the look-ahead turns from better to worse; start at a tenth of it."""
+    def first_look(self, proposal: Proposal, slope: Slope, often: bool = False) -> None:
+        """Search for the rate at which the look-ahead turns from better to worse; start far below it.
+
+        A network is easily damaged by its first steps, before the rule has seen how it takes them. If meta-steps come
+        at every step, the rate starts at a hundredth and climbs by itself, to a tenth at most until the loss falls.
+        """
         if not self.warm_start:
             return
         assert isinstance(proposal, RateProposal)
@@ -207,7 +232,10 @@ class LearningRate(Rule):
                 f"at {10 * tiny:.2g}, which moves the weights by a thousandth: check that the loss says something "
                 "about progress, and pass warm_start=False and your own lr if you know a good one"
             )
-        best = min(max(10 * tiny if found is None else found / 10, self.bounds[0]), self.bounds[1])
+        best = 10 * tiny if found is None else found / (100 if often else 10)
+        best = min(max(best, self.bounds[0]), self.bounds[1])
+        if found is not None and often:
+            self._progress.hold_below(math.log(found / 10))
         with torch.no_grad():
             for index, parameter in enumerate(self._phi):
                 ratio = self.learned_rates()[index] / start if self.per_group else 1.0
@@ -215,11 +243,15 @@ class LearningRate(Rule):
         self._show()
 
     @torch.no_grad()
-    def meta_update(self, gradients: Sequence[Tensor]) -> None:
-        """Move log eta, by at most ``max_change`` and within the bounds."""
+    def meta_update(self, gradients: Sequence[Tensor], outcome: Outcome | None = None) -> None:
+        """Move log eta to the turning point, or by the meta-optimizer; at most by ``max_change``, within the bounds."""
         before = [float(parameter) for parameter in self._phi]
         self._is_flat = all(float(gradient) == 0.0 for gradient in gradients)
-        super().meta_update(gradients)
+        change = self._change_to_the_turning_point(outcome)
+        if change is None:
+            super().meta_update(gradients)
+        else:
+            self._phi[0].add_(change)
         low, high = math.log(self.bounds[0]), math.log(self.bounds[1])
         limit = math.inf if self.max_change is None else self.max_change
         for parameter, old in zip(self._phi, before, strict=True):
@@ -227,7 +259,7 @@ class LearningRate(Rule):
             parameter.fill_(min(max(old + change, low), high))
         self._show()
 
-    def after(self, step: int, loss: float, objective: float) -> list[str]:
+    def after(self, outcome: Outcome) -> list[str]:
         """Lower a rate that has climbed without progress; warn of that, of a flat objective and of a reached bound."""
         sentences, self._sentences = self._sentences, []
         if self._is_flat:
@@ -235,7 +267,7 @@ class LearningRate(Rule):
                 "the meta-gradient is exactly zero, so there is nothing to learn from: the gradients are all zero, or "
                 "the loss does not depend on the weights (dead ReLUs, saturated outputs, frozen or detached layers)"
             )
-        sentences += self._watch(step, loss)
+        sentences += self._watch(outcome.step, outcome.loss)
         low, high = math.log(self.bounds[0]), math.log(self.bounds[1])
         return sentences + [
             f"the learned rate of param group {index} has reached its bound {self.bounds[0 if value <= low else 1]:g}: "
@@ -244,15 +276,27 @@ class LearningRate(Rule):
             if value <= low or value >= high
         ]
 
+    def _change_to_the_turning_point(self, outcome: Outcome | None) -> float | None:
+        """Take in what the batches say; return how log eta should change, or None to leave it to the meta-optimizer."""
+        if outcome is None or self._relaxation is None:
+            return None
+        rate = self.learned_rates()[0]
+        ahead = rate / self.over_relaxation  # with the sigma of this look-ahead
+        self._relaxation.observe(outcome.comparison, outcome.weights)
+        if self._turning_point is None or outcome.comparison is None:
+            return None
+        return self._turning_point.change(outcome.comparison, outcome.share, ahead, self.over_relaxation, rate)
+
     def _watch(self, step: int, loss: float) -> list[str]:
         """Follow the loss; where the rate has climbed without progress, bring it back to where there was some."""
         highest = max(float(parameter) for parameter in self._phi)
-        back = self._progress.observe(step, loss, highest)
-        if back is not None:
+        allowed, had_to_fall = self._progress.observe(step, loss, highest)
+        if allowed < highest:
             with torch.no_grad():
                 for parameter in self._phi:
-                    parameter.add_(back - highest)
+                    parameter.add_(allowed - highest)
             self._show()
+        if had_to_fall:
             return [
                 "the learned rate had climbed while the loss did not fall, so it went back to where it last fell: "
                 "the network may be dead, its batches too small, or its loss (of a policy gradient, of a GAN) may say "
@@ -282,6 +326,8 @@ class LearningRate(Rule):
             "factors": [group.factor for group in self._groups],
             "progress": self._progress.state_dict(),
             "fade": self._fade,
+            "relaxation": None if self._relaxation is None else self._relaxation.state_dict(),
+            "turning_point": None if self._turning_point is None else self._turning_point.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
@@ -293,8 +339,11 @@ class LearningRate(Rule):
             self._adopt_groups()  # those that were added since the last step
             super().load_state_dict(state)
             self._ratios = list(state["ratios"])
-            self._fade = float(state.get("fade", 1.0))
-            self._progress.load_state_dict(state.get("progress", {}))  # files of 0.1 do not have it
+            self._fade = float(state.get("fade", 1.0))  # files of 0.1 have neither this nor the next three
+            for name, part in (("relaxation", self._relaxation), ("turning_point", self._turning_point)):
+                if part is not None and state.get(name):
+                    part.load_state_dict(state[name])
+            self._progress.load_state_dict(state.get("progress", {}))
             self._groups = []
             self._adopt_groups(state["factors"])
             return
@@ -361,9 +410,9 @@ class LearningRate(Rule):
 
 def _check_numbers(over_relaxation: Any, max_change: Any, bounds: Any) -> None:
     """Raise unless the numbers among the rule's options are numbers that make sense."""
-    if not isinstance(over_relaxation, Real):
-        raise TypeError(f"over_relaxation must be a number, got {over_relaxation!r}: use 1 to turn it off")
-    if not float(over_relaxation) > 0:
+    if over_relaxation != "auto" and not isinstance(over_relaxation, Real):
+        raise TypeError(f"over_relaxation must be a number or 'auto', got {over_relaxation!r}: use 1 to turn it off")
+    if over_relaxation != "auto" and not float(over_relaxation) > 0:
         raise ValueError(f"over_relaxation must be positive, got {over_relaxation}: use 1 to turn it off")
     if not isinstance(max_change, Real | None):
         raise TypeError(f"max_change must be a number, or None for no limit, got {max_change!r}")

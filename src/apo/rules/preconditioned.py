@@ -18,7 +18,7 @@ from torch import Tensor
 
 from apo.arguments import whole_number
 from apo.preconditioners import Preconditioner
-from apo.rules.base import MetaOptimizerFactory, Proposal, Rule, Slope
+from apo.rules.base import MetaOptimizerFactory, Outcome, Proposal, Rule, Slope
 from apo.rules.warm_start import first_turning_point, rate_of_a_tiny_step
 
 __all__ = ["Preconditioned", "meta_adam"]
@@ -130,7 +130,7 @@ class Preconditioned(Rule):
         """Look ahead along the preconditioned gradient."""
         return _PreconditionedProposal(self.optimizer)
 
-    def first_look(self, proposal: Proposal, slope: Slope) -> None:
+    def first_look(self, proposal: Proposal, slope: Slope, often: bool = False) -> None:
         """Scale P so that the first look-ahead is a good one."""
         if self.warm_start is None:
             return
@@ -148,9 +148,9 @@ class Preconditioned(Rule):
             self.optimizer.rescale(self.warm_start * found)
             proposal.forget()
 
-    def after(self, step: int, loss: float, objective: float) -> list[str]:
+    def after(self, outcome: Outcome) -> list[str]:
         """Hand over once the warm-up has elapsed and the look-ahead helps; warn if that does not happen."""
-        self._streak = self._streak + 1 if objective < loss else 0
+        self._streak = self._streak + 1 if outcome.objective < outcome.loss else 0
         optimizer = self.optimizer
         if optimizer.warming_up and optimizer.warmup_elapsed and self._streak >= self.patience:
             optimizer.hand_over()

@@ -39,7 +39,7 @@ class Progress:
     Example:
         >>> progress = Progress()
         >>> verdicts = [progress.observe(10 * n, 2.3, 0.1 * n) for n in range(40)]  # the rate climbs, the loss stays
-        >>> next(n for n, verdict in enumerate(verdicts) if verdict is not None)
+        >>> next(n for n, (_, had_to_fall) in enumerate(verdicts) if had_to_fall)
         15
     """
 
@@ -55,11 +55,15 @@ class Progress:
         self._ceiling = math.inf  # of the log of the rate, until there is progress
         self._has_begun = False
 
-    def observe(self, step: int, loss: float, log_rate: float) -> float | None:
+    def hold_below(self, log_rate: float) -> None:
+        """Keep the rate below this level until there is progress: the first batch says little about a plateau's end."""
+        self._ceiling = log_rate
+
+    def observe(self, step: int, loss: float, log_rate: float) -> tuple[float, bool]:
         """Take in the loss at a meta-step and the log of the rate after it.
 
         Returns:
-            The log of the rate to which it has to fall back, or None if all is well.
+            The log of the rate that is allowed, and whether it had to be lowered for lack of progress.
         """
         last = self._mean / (1.0 - _MEMORY**self._count) if self._count else loss
         self._count += 1
@@ -73,17 +77,15 @@ class Progress:
         if mean < self._best - max(0.01 * abs(self._best), 0.1 * noise):
             self._best, self._since, self._level, self._ceiling = mean, 0, log_rate, math.inf
             self._has_begun, self._last_step = True, step
-            return None
+            return log_rate, False
         patience_is_over = self._since > _PATIENCE and step - self._last_step >= _PATIENT_STEPS
-        if log_rate > self._ceiling:
-            return self._ceiling
-        if patience_is_over and log_rate > self._level + _CLIMB:
+        if patience_is_over and min(log_rate, self._ceiling) > self._level + _CLIMB:
             self._ceiling = self._level
-            return self._level
+            return self._ceiling, True
         if patience_is_over and self._has_begun and mean >= self._first:
             self._since, self._last_step, self._ceiling = 0, step, log_rate - _FALL
-            return self._ceiling
-        return None
+            return self._ceiling, True
+        return min(log_rate, self._ceiling), False
 
     def is_late(self, step: int) -> bool:
         """Return whether the loss should have fallen below its first value by now, and has not."""

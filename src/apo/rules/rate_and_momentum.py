@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from apo.rules.base import MetaOptimizerFactory, Proposal, Rule, moving_parameters
+from apo.rules.base import MetaOptimizerFactory, Outcome, Proposal, Rule, moving_parameters
 from apo.rules.param_groups import ScheduledGroup, base_rate
 from apo.vectors import dot, wide
 
@@ -86,7 +86,7 @@ class RateAndMomentum(Rule):
         """Look one step ahead."""
         return _MomentumProposal(self.optimizer, self._log_rate, self._logit, self._buffers)
 
-    def meta_update(self, gradients: Sequence[Tensor]) -> None:
+    def meta_update(self, gradients: Sequence[Tensor], outcome: Outcome | None = None) -> None:
         """Move phi and show it in the param groups."""
         super().meta_update(gradients)
         self._show()

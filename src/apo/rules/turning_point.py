@@ -1,0 +1,71 @@
+r"""The rate at which the look-ahead turns from better to worse, from a quadratic model of each look-ahead.
+
+Along a look-ahead of rate :math:`h` the meta-objective is about :math:`-a (\eta/h) + \frac{c}{2} (\eta/h)^2`, with the
+promise :math:`a = (1 - \alpha) a_B + \alpha a_{B'}` and the price
+:math:`c = (1 - \alpha) c_B + \alpha c_{B'} + c_{FSD}` of both batches (:class:`apo.rules.base.Comparison`). It turns at
+:math:`\eta^* = h a / c`. Single look-aheads are noisy, so promise and price per unit of the rate are averaged first.
+
+A step towards :math:`\sigma \eta^*` needs no meta-rate, and forgets the large meta-gradients of the first steps soon;
+RMSprop remembers them for a hundred meta-steps, during which a rate hardly moves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from apo.rules.base import Comparison
+
+__all__ = ["TurningPoint"]
+
+#: Weight of the past in the averages.
+_MEMORY = 0.9
+#: The part of the way to the turning point that one meta-step goes.
+_GAIN = 0.3
+
+
+class TurningPoint:
+    """Follows the turning point from look-ahead to look-ahead.
+
+    Example:
+        >>> turning_point = TurningPoint()
+        >>> comparison = Comparison(own_promise=1.0, own_price=2.0, other_promise=1.0, other_price=2.0, fsd_price=0.0)
+        >>> round(turning_point.change(comparison, 0.5, ahead=0.1, target=1.0, rate=0.1), 3)  # it turns at 0.05
+        -0.208
+    """
+
+    def __init__(self) -> None:
+        self._promise = 0.0  # this average and the next lack their bias correction, which the quotient does not need
+        self._price = 0.0
+
+    def change(self, comparison: Comparison, share: float, ahead: float, target: float, rate: float) -> float | None:
+        """Return how the log of the rate should change, or None if this look-ahead says nothing.
+
+        Args:
+            comparison: What the batches say about the look-ahead.
+            share: alpha, the share of the loss term on B'.
+            ahead: The rate of the look-ahead.
+            target: By what factor the rate shall exceed the turning point.
+            rate: The rate in force.
+        """
+        own, other = 1.0 - share, share
+        promise = own * comparison.own_promise + other * comparison.other_promise
+        price = own * comparison.own_price + other * comparison.other_price + comparison.fsd_price
+        if not (math.isfinite(promise) and math.isfinite(price) and comparison.own_promise > 0):
+            return None
+        self._promise = _MEMORY * self._promise + (1.0 - _MEMORY) * promise / ahead
+        self._price = _MEMORY * self._price + (1.0 - _MEMORY) * price / ahead**2
+        if self._price <= 0:
+            return math.inf
+        if self._promise <= 0:
+            return -math.inf
+        return _GAIN * math.log(target * self._promise / self._price / rate)
+
+    def state_dict(self) -> dict[str, float]:
+        """Return plain numbers."""
+        return {"promise": self._promise, "price": self._price}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what :meth:`state_dict` returned."""
+        self._promise, self._price = float(state["promise"]), float(state["price"])
