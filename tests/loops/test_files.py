@@ -54,7 +54,6 @@ SCHEDULERS = {
 }
 
 
-@fails_today("the file asks for apo.rules.schedule.Rate")
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_a_schedulers_file_holds_no_class_of_apo(name):
     _, _, scheduler = trained(scheduler_of=SCHEDULERS[name])
@@ -72,7 +71,6 @@ def test_a_whole_network_that_is_saved_while_attached_holds_no_class_of_apo():
     assert classes_of_apo(saved(model)) == []
 
 
-@fails_today("yaml cannot represent apo's subclass of float")
 def test_the_rate_in_force_can_be_written_by_yaml_and_json():
     yaml = pytest.importorskip("yaml")
     _, optimizer, _ = trained()
