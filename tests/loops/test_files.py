@@ -65,7 +65,6 @@ def test_an_optimizers_file_holds_no_class_of_apo():
     assert classes_of_apo(saved(optimizer.state_dict())) == []
 
 
-@fails_today("the file asks for apo.hooks._Hook")
 def test_a_whole_network_that_is_saved_while_attached_holds_no_class_of_apo():
     model, _, _ = trained()
     assert classes_of_apo(saved(model)) == []
