@@ -100,7 +100,8 @@ def test_a_copy_of_the_optimizer_is_an_ordinary_one():
 def test_a_copy_of_the_optimizer_can_have_a_tuner_of_its_own():
     run = Run("attached").train(range(4))
     model, optimizer = copy.deepcopy((run.model, run.optimizer))
-    tuner = apo.attach(optimizer, model, run.criterion, interval=1)
+    with pytest.warns(apo.ApoWarning, match="has taken steps before"):
+        tuner = apo.attach(optimizer, model, run.criterion, interval=1)
     assert tuner.rule.learned_rates() == pytest.approx([run.lr])
     optimizer.zero_grad()
     run.criterion(model(run.batch(0)[0]), run.batch(0)[1]).backward()
