@@ -100,7 +100,8 @@ def test_a_copy_of_the_optimizer_is_an_ordinary_one():
 def test_a_copy_of_the_optimizer_can_have_a_tuner_of_its_own():
     run = Run("attached").train(range(4))
     model, optimizer = copy.deepcopy((run.model, run.optimizer))
-    tuner = apo.attach(optimizer, model, run.criterion, interval=1)
+    with pytest.warns(apo.ApoWarning, match="has taken steps before"):
+        tuner = apo.attach(optimizer, model, run.criterion, interval=1)
     assert tuner.rule.learned_rates() == pytest.approx([run.lr])
     optimizer.zero_grad()
     run.criterion(model(run.batch(0)[0]), run.batch(0)[1]).backward()
@@ -147,3 +148,39 @@ def test_the_networks_state_dict_knows_nothing_of_apo():
     run = Run("attached").train(range(4))
     assert run.model.state_dict().keys() == plain_network().state_dict().keys()
     nn.Sequential(run.model).load_state_dict({f"0.{k}": v for k, v in run.model.state_dict().items()})
+
+
+def test_a_network_that_is_saved_while_attached_is_saved_as_if_it_were_not():
+    run = Run("attached").train(range(2))
+    run.model.register_forward_hook(print)  # somebody else's stays
+    bare = plain_network()
+    bare.register_forward_hook(print)
+    bare.load_state_dict(run.model.state_dict())
+    layers = [nn.Sequential, nn.Linear, nn.Tanh]
+    with torch.serialization.safe_globals([*layers, print]):
+        loaded = saved_and_loaded(run.model)
+    assert vars(loaded).keys() == vars(bare).keys()
+    for name, value in vars(bare).items():
+        assert isinstance(value, nn.Module | dict) or getattr(loaded, name) == value
+        assert not isinstance(value, dict) or len(value) == len(getattr(loaded, name)), name
+    run.train(range(2, 5))
+    assert len(run.tuner.history) == 2
+
+
+def test_a_network_that_says_itself_how_it_is_saved_is_asked():
+    class Own(nn.Linear):
+        def __getstate__(self):
+            return {**vars(self), "note": "saved"}
+
+    model, criterion = Own(6, 3), nn.CrossEntropyLoss()
+    tuner = apo.attach(torch.optim.SGD(model.parameters(), lr=0.1), model, criterion)
+    twin = copy.deepcopy(model)
+    assert twin.note == "saved" and not twin._forward_hooks and "__getstate__" not in vars(twin)
+    tuner.detach()
+    assert "__getstate__" not in vars(model)
+
+
+def test_the_criterion_is_saved_as_if_it_were_not_watched():
+    run = Run("attached", loss=nn.CrossEntropyLoss()).train(range(2))
+    loaded = pickle.loads(pickle.dumps(run.criterion))
+    assert not loaded._forward_hooks and not loaded._forward_hooks_with_kwargs

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from tests.lifecycle.harness import DOORS, RULES, Run, assert_equal_bits, assert_same_run, batch
@@ -80,7 +82,8 @@ def test_a_detached_optimizer_can_be_attached_again(door):
     run = Run(door).train(range(5))
     rate = run.lr
     run.tuner.detach()
-    again = apo.attach(run.optimizer, run.model, run.criterion, interval=1)
+    with pytest.warns(apo.ApoWarning, match="has taken steps before"):
+        again = apo.attach(run.optimizer, run.model, run.criterion, interval=1)
     assert again.rule.learned_rates() == pytest.approx([rate])
     run.optimizer.zero_grad()
     run.criterion(run.model(run.batch(5)[0]), run.batch(5)[1]).backward()
@@ -151,7 +154,9 @@ def test_a_schedule_goes_on_when_its_optimizer_is_detached_and_attached_again(ru
     run.train(range(5, 6), scheduler)
     detached = run.lr / learned
     kind = type(run.tuner.rule)
-    run.tuner = apo.attach(kind(run.optimizer), run.model, run.criterion)  # type: ignore[call-arg, arg-type]
+    says = pytest.warns(apo.ApoWarning, match="steps before") if kind is apo.LearningRate else nullcontext()
+    with says:
+        run.tuner = apo.attach(kind(run.optimizer), run.model, run.criterion)  # type: ignore[call-arg, arg-type]
     assert factor() == pytest.approx(detached)
     assert run.lr == pytest.approx(learned * detached)
     run.train(range(6, 8), scheduler)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.lifecycle.harness import (
     DOORS,
     RULES,
@@ -99,16 +100,119 @@ def test_resumes_bit_for_bit_with_a_scheduler(door, rule, schedule):
     assert_same_run(whole, resumed)
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("door", DOORS)
-def test_the_state_travels_inside_the_optimizers_own(door, rule):
-    whole = Run(door, rule).train(range(11))
-    before = Run(door, rule).train(range(5))
+def through_the_optimizer(build, stop: int, end: int) -> tuple[Run, Run]:
+    """Train without a break, and with a stop at which only the network's and the optimizer's state are saved."""
+    whole, before, after = build().train(range(end)), build().train(range(stop)), build()
     checkpoint = saved_and_loaded({"model": before.model.state_dict(), "optimizer": before.optimizer.state_dict()})
-    after = Run(door, rule)
     after.model.load_state_dict(checkpoint["model"])
     after.optimizer.load_state_dict(checkpoint["optimizer"])
-    assert_same_run(whole, after.train(range(5, 11)))
+    return whole, after.train(range(stop, end))
+
+
+@pytest.mark.parametrize("stop", [4, 5, 6])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("door", DOORS)
+def test_the_state_travels_inside_the_optimizers_own(door, rule, stop):
+    assert_same_run(*through_the_optimizer(lambda: Run(door, rule, save_batch=True), stop, 11))
+
+
+@pytest.mark.parametrize("stop", [4, 5])
+@pytest.mark.parametrize("door", DOORS)
+def test_without_the_batch_a_resume_is_exact_unless_the_next_step_is_a_meta_step(door, stop):
+    assert_same_run(*through_the_optimizer(lambda: Run(door, "sgdm"), stop, 11))
+
+
+def test_without_the_batch_a_resume_right_before_a_meta_step_looks_at_its_own_batch_once():
+    whole, resumed = through_the_optimizer(lambda: Run("attached", "sgdm"), 6, 11)
+    assert len(whole.tuner.history) == len(resumed.tuner.history)
+    assert whole.lr != resumed.lr
+    assert whole.lr == pytest.approx(resumed.lr, rel=0.2)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_the_optimizers_file_holds_the_batch_only_where_it_is_asked_to(door):
+    for save_batch in (False, True):
+        run = Run(door, save_batch=save_batch).train(range(6))
+        inside = saved_and_loaded(run.optimizer.state_dict())
+        assert (inside["apo"]["fsd_batches"]["previous"] is not None) == save_batch
+        assert "previous" not in inside["param_groups"][0]["apo"]["fsd_batches"]
+        assert run.tuner.state_dict()["fsd_batches"]["previous"] is not None
+
+
+def loaded_without_apo(run: Run, door: str, rule: str) -> Run:
+    """Return a run whose optimizer loaded the file of another run before it was given to a tuner."""
+    made = []
+
+    def load(model):
+        optimizer = RULES[rule](model)
+        made.append(getattr(optimizer, "optimizer", optimizer))
+        return optimizer
+
+    plain = Run("attached", load)
+    plain.tuner.detach()
+    made[0].load_state_dict(saved_and_loaded(run.optimizer.state_dict()))
+    plain.model.load_state_dict(run.model.state_dict())
+    front, loss = (apo.APO, F.cross_entropy) if door == "explicit" else (apo.attach, plain.criterion)
+    kind = type(plain.tuner.rule)
+    options = {"per_group": True} if rule == "per group" else {}
+    plain.tuner = front(kind(made[0], **options), plain.model, loss, interval=3)
+    plain.door = door
+    return plain
+
+
+@pytest.mark.parametrize("rule", ["sgdm", "adam", "per group", "rate and momentum"])
+@pytest.mark.parametrize("door", DOORS)
+def test_attaching_after_a_file_was_loaded_continues_where_the_file_was(door, rule):
+    whole, before = Run(door, rule).train(range(11)), Run(door, rule).train(range(5))
+    after = loaded_without_apo(before, door, rule)
+    assert after.tuner.steps == 5
+    assert after.tuner.rule.rates() == before.tuner.rule.rates()
+    after.train(range(5, 11))
+    assert [record.step for record in after.tuner.history] == [6, 9]
+    assert list(after.tuner.history) == list(whole.tuner.history)[2:]
+    assert "apo" not in after.optimizer.param_groups[0]
+
+
+def test_what_a_plain_optimizer_carried_along_is_not_used_once_its_rate_has_changed():
+    before = Run("attached").train(range(5))
+    optimizer = torch.optim.SGD(before.model.parameters(), lr=0.05, momentum=0.9)
+    optimizer.load_state_dict(saved_and_loaded(before.optimizer.state_dict()))
+    optimizer.param_groups[0]["lr"] = 0.0123
+    with pytest.warns(apo.ApoWarning, match=r"has taken steps before, so its rate 0.0123 is kept"):
+        tuner = apo.attach(optimizer, before.model, before.criterion)
+    assert tuner.steps == 0 and tuner.rule.rates() == pytest.approx((0.0123,))
+
+
+def plain_file(lr: float) -> dict:
+    run = Run("attached", lambda model: torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9))
+    run.tuner.detach()
+    run.train(range(3))
+    return saved_and_loaded(run.optimizer.state_dict())
+
+
+def test_no_warm_start_overwrites_a_rate_that_was_loaded():
+    run = Run("attached")
+    run.optimizer.load_state_dict(plain_file(1.23e-4))
+    run.train(range(1))
+    assert run.lr == pytest.approx(1.23e-4, rel=0.25)  # one meta-step moves it by a fifth at most
+    assert Run("attached").train(range(1)).lr > 1e-3
+
+
+def test_no_warm_start_overwrites_a_rate_that_was_loaded_before_attaching():
+    torch.manual_seed(0)
+    model = network_with_dropout_and_batchnorm()
+    criterion = torch.nn.CrossEntropyLoss()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1.0)
+    other = torch.optim.Adam(model.parameters(), lr=1.23e-6)
+    criterion(model(batch(0)[0]), batch(0)[1]).backward()
+    other.step()
+    optimizer.load_state_dict(saved_and_loaded(other.state_dict()))
+    with pytest.warns(apo.ApoWarning, match=r"has taken steps before, so its rate 1.23e-06 is kept"):
+        apo.attach(optimizer, model, criterion)
+    optimizer.zero_grad()
+    criterion(model(batch(1)[0]), batch(1)[1]).backward()
+    optimizer.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(1.23e-6, rel=0.25)
 
 
 @pytest.mark.parametrize("rule", ["sgdm", "adam", "per group", "rate and momentum"])
@@ -151,7 +255,7 @@ def test_a_state_of_the_first_release_which_did_not_say_whether_training_had_beg
     del state["begun"]
     after = Run("explicit", "sgdm")
     after.tuner.load_state_dict(state)
-    assert after.tuner.steps == 3 and after.tuner._begun  # no second warm start
+    assert after.tuner.steps == 3 and after.tuner.begun  # no second warm start
     assert after.tuner.rule.rates() == before.tuner.rule.rates()
 
 

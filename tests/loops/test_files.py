@@ -9,7 +9,7 @@ import zipfile
 
 import pytest
 import torch
-from tests.loops.loop import assert_at_work, batches, digit_batches, fails_today, mlp
+from tests.loops.loop import assert_at_work, batches, digit_batches, mlp
 from torch import nn
 from torch.optim import lr_scheduler
 
@@ -54,7 +54,6 @@ SCHEDULERS = {
 }
 
 
-@fails_today("the file asks for apo.rules.schedule.Rate")
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_a_schedulers_file_holds_no_class_of_apo(name):
     _, _, scheduler = trained(scheduler_of=SCHEDULERS[name])
@@ -66,13 +65,11 @@ def test_an_optimizers_file_holds_no_class_of_apo():
     assert classes_of_apo(saved(optimizer.state_dict())) == []
 
 
-@fails_today("the file asks for apo.hooks._Hook")
 def test_a_whole_network_that_is_saved_while_attached_holds_no_class_of_apo():
     model, _, _ = trained()
     assert classes_of_apo(saved(model)) == []
 
 
-@fails_today("yaml cannot represent apo's subclass of float")
 def test_the_rate_in_force_can_be_written_by_yaml_and_json():
     yaml = pytest.importorskip("yaml")
     _, optimizer, _ = trained()
@@ -81,7 +78,6 @@ def test_the_rate_in_force_can_be_written_by_yaml_and_json():
     assert json.loads(json.dumps({"lr": rate}))["lr"] == pytest.approx(float(rate))
 
 
-@fails_today("a batch of 1 MiB is in the file: 1453 bytes without apo, 1052949 with")
 def test_an_optimizers_file_does_not_carry_a_training_batch():
     torch.manual_seed(0)
     inputs, labels = torch.randn(256, 4096), torch.randint(10, (256,))

@@ -105,7 +105,6 @@ def written_rate_loop(lr, attach):
     return Run(start, wrong(model), tuner)
 
 
-@fails_today("apo is switched off: the rate in force is what the loop writes, 6e-10 at the end, silent")
 def test_a_rate_written_by_hand_in_every_iteration_is_read_as_a_multiple_of_the_initial_one():
     with pytest.warns(apo.ApoWarning, match=r"initial (rate|lr)") as caught:
         assert_learns(written_rate_loop, [0.1, 0.3], initial=1e-5, short=0.05)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,7 +12,6 @@ from tests.loops.loop import (
     assert_at_work,
     assert_learns,
     assert_not_silently_lost,
-    cases,
     digit_batches,
     digits,
     fails_today,
@@ -215,16 +215,16 @@ FILES = {
     "load a plain file, then attach": (False, False),
     "load a file made with apo, then attach": (False, True),
 }
-FILES_TODAY = {
-    "attach, then load a plain file": "the warm start replaces 0.002 by 0.062, silent",
-    "load a plain file, then attach": "the warm start replaces 0.002 by 0.062, silent",
-    "load a file made with apo, then attach": "the warm start replaces 0.066 by 0.0047, silent",
-}
 
 
-@pytest.mark.parametrize("name", cases(FILES, FILES_TODAY))
+@pytest.mark.parametrize("name", FILES)
 def test_a_rate_from_a_file_is_kept(name):
-    before, after = resumed(*FILES[name])
+    unsure = name == "load a plain file, then attach"
+    says = (
+        pytest.warns(apo.ApoWarning, match="taken steps before, so its rate 0.002 is kept") if unsure else nullcontext()
+    )
+    with says:
+        before, after = resumed(*FILES[name])
     assert torch.tensor(after / before).log().item() == ONE_META_STEP, f"{before:.3g} became {after:.3g}"
 
 

@@ -10,9 +10,7 @@ from tests.loops.loop import (
     Run,
     assert_learns,
     assert_not_silently_lost,
-    cases,
     digit_batches,
-    fails_today,
     mlp,
     wrong,
 )
@@ -86,7 +84,6 @@ def test_cyclic_lr_works_or_is_refused(scheduler_first):
     assert_not_silently_lost(loop, RATES, initial=1e-4, short=0.06, about="CyclicLR")
 
 
-@fails_today("at the top of a cycle the rate is a hundred times the learned one, nine in ten answers are wrong, silent")
 @pytest.mark.parametrize("scheduler_first", [False, True], ids=["built after", "built before"])
 def test_cyclic_lr_around_an_optimizer_at_its_base_works_or_is_refused(scheduler_first):
     def cyclic(optimizer, lr):
@@ -96,13 +93,7 @@ def test_cyclic_lr_around_an_optimizer_at_its_base_works_or_is_refused(scheduler
     assert_not_silently_lost(loop, [1e-3, 3e-3], initial=1e-3, short=0.06, about="CyclicLR")
 
 
-PLATEAU_TODAY = {
-    1e-5: "every reduction multiplies the rate, until it overflows: RuntimeError of torch",
-    1e-2: "the rate becomes 8.3, nine in ten answers are wrong, silent",
-}
-
-
-@pytest.mark.parametrize("initial", cases([1e-5, 1e-2, 10.0], PLATEAU_TODAY))
+@pytest.mark.parametrize("initial", [1e-5, 1e-2, 10.0])
 def test_warm_up_followed_by_reduce_on_plateau_never_raises_the_rate(initial):
     rates = []
 
@@ -131,13 +122,7 @@ def test_warm_up_followed_by_reduce_on_plateau_never_raises_the_rate(initial):
     assert all(after <= before * 1.0001 for before, after in rates), "a reduction raised the rate"
 
 
-SWALR_TODAY = {
-    1e-5: "the rate becomes 6400, nine in ten answers are wrong, silent",
-    10.0: "the rate becomes 0.0013, a third of the answers is wrong, silent",
-}
-
-
-@pytest.mark.parametrize("initial", cases([1e-5, 0.02, 10.0], SWALR_TODAY))
+@pytest.mark.parametrize("initial", [1e-5, 0.02, 10.0])
 def test_swalr_alone_works_or_is_refused(initial):
     def swa(optimizer, lr):
         return SWALR(optimizer, swa_lr=0.05, anneal_epochs=10)

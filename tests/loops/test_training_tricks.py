@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from tests.loops.loop import Run, assert_learns, assert_not_silently_lost, digit_batches, fails_today, mlp, wrong
+from tests.loops.loop import Run, assert_learns, assert_not_silently_lost, digit_batches, mlp, wrong
 from torch import nn
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 
@@ -107,7 +107,6 @@ def test_stochastic_weight_averaging_with_swalr_works_or_is_refused():
     assert_not_silently_lost(swa_loop, [0.1, 0.3], initial=0.02, short=0.05, about="SWALR")
 
 
-@fails_today("the rate becomes 570, nine in ten answers are wrong, silent")
 def test_stochastic_weight_averaging_with_swalr_from_a_wrong_rate_works_or_is_refused():
     assert_not_silently_lost(swa_loop, [0.1, 0.3], initial=1e-5, short=0.05, about="SWALR")
 

@@ -41,8 +41,12 @@ class FSDBatches(ABC):
     def draw(self, current: Recording) -> Recording:
         """Return the batch for a meta-step whose training batch is ``current``."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what is needed to continue with the same batches."""
+    def state_dict(self, with_batch: bool = True) -> dict[str, Any]:
+        """Return what is needed to continue with the same batches.
+
+        Args:
+            with_batch: Whether that may be a batch itself.
+        """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
@@ -73,9 +77,9 @@ class PreviousBatch(FSDBatches):
         """Return the kept batch, or the current one if there is none yet."""
         return current.as_inputs() if self._previous is None else self._previous
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, with_batch: bool = True) -> dict[str, Any]:
         """Return the kept batch, unless ``torch.load(weights_only=True)`` would refuse the whole checkpoint for it."""
-        saved = None if self._previous is None else self._previous.state_dict()
+        saved = self._previous.state_dict() if with_batch and self._previous is not None else None
         odd = odd_type(saved)
         if odd is None:
             return {"previous": saved}
@@ -152,7 +156,7 @@ class BatchStream(FSDBatches):
             "(a DataLoader or a list, not a generator), fsd_batch='previous', or fsd_weight=0"
         )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, with_batch: bool = True) -> dict[str, Any]:
         """Return the position in the stream, or the source's own state where it has one."""
         if _is_stateful(self._source):
             return {"source": self._source.state_dict()}  # type: ignore[attr-defined]

@@ -46,7 +46,7 @@ def attach(
         rule: Makes a rule around the optimizer, such as ``apo.LearningRate.paper``;
             None for the optimizer's own.
         log: Whether ``accelerator.log``, and so its trackers, get the figures of every meta-step.
-        **options: See :class:`apo.Tuner`.
+        **options: See :class:`apo.Tuner`; ``save_batch`` is True here, so that a resume is exact.
 
     Returns:
         The tuner; ``detach()`` takes everything off again.
@@ -63,7 +63,7 @@ def attach(
     own = getattr(optimizer, "optimizer", optimizer)  # inside the wrapper, whose steps need not be steps
     if own is not optimizer and is_scheduled(optimizer):
         note_scheduler(own)
-    options = {"scaler": accelerator.scaler} | options
+    options = {"scaler": accelerator.scaler, "save_batch": True} | options
     tuner = attach_to_optimizer(own if rule is None else rule(own), model, criterion, **options)
     if log:
         tuner.on_meta_step(log_to(accelerator))

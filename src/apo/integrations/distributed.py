@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from apo.integrations.distributed_names import NamedTensors, factor_names, parameter_names, unwrapped
+from apo.loop.checkpoints import drop_summary
 from apo.loop.tuner import Tuner
 from apo.passes.isolation import RandomState
 from apo.preconditioners import Preconditioner
@@ -127,6 +128,7 @@ def _place() -> tuple[int, int]:
 def _named_state(tuner: Tuner) -> tuple[NamedTensors, dict[str, Any]]:
     """Split the state into tensors by name and what is small and the same on all processes."""
     optimizer, own = tuner.optimizer, tuner.optimizer.state_dict()
+    drop_summary(own["param_groups"])
     tensors: NamedTensors = _model_tensors(tuner.model)
     common = {"apo": {key: value for key, value in own.pop("apo").items() if key != "fsd_batches"}}
     common["optimizer"] = _split_state("optimizer", own, parameter_names(tuner.model, optimizer), tensors)

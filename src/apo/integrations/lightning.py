@@ -8,7 +8,8 @@ other loop, and the trainer's loggers can listen::
         apo.attach(optimizer, self, self.criterion, on_meta_step=log_to(self))
         return optimizer
 
-Either way the tuner's state travels inside the optimizer's, so that Lightning's own checkpoints carry it, and under the
+Either way the tuner's state travels inside the optimizer's, so that Lightning's own checkpoints carry it (in the one
+line, pass ``save_batch=True`` for a resume that is exact also right before a meta-step), and under the
 strategy ``"ddp"`` the repeated passes go through Lightning's wrapper, which averages their gradients.
 """
 
@@ -64,7 +65,8 @@ class CallbackHooks:
             :func:`apo.criterion`); None if the network's output carries its ``loss``.
         rule: Makes a rule around the optimizer, such as ``apo.LearningRate.paper``; None for the optimizer's own.
         log: Whether the trainer's loggers get every figure.
-        **options: See :class:`apo.Tuner`; ``total_steps="auto"`` is what the trainer expects.
+        **options: See :class:`apo.Tuner`; ``total_steps="auto"`` is what the trainer expects, and ``save_batch`` is
+            True here, so that a resume is exact.
 
     Attributes:
         tuner: The tuner of the latest fit, to read its ``history``; None before the first.
@@ -93,7 +95,8 @@ class CallbackHooks:
         self._detach()  # a fit that was broken off leaves its tuner behind
         optimizer = trainer.optimizers[0]
         criterion = None if self._criterion is None else _submodule(pl_module, "criterion", self._criterion)
-        options: dict[str, Any] = {"scaler": getattr(trainer.precision_plugin, "scaler", None)} | self._options
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        options: dict[str, Any] = {"scaler": scaler, "save_batch": True} | self._options
         if options.get("total_steps") == "auto":
             options["total_steps"] = _expected_steps(trainer)
         rule = optimizer if self._rule is None else self._rule(optimizer)

@@ -41,7 +41,8 @@ def attach(
         rule: Makes a rule around its optimizer, such as ``apo.LearningRate.paper``;
             None for the optimizer's own.
         log: Whether ``trainer.log`` gets the figures of every meta-step.
-        **options: See :class:`apo.Tuner`; ``total_steps="auto"`` is what the trainer's arguments amount to.
+        **options: See :class:`apo.Tuner`; ``total_steps="auto"`` is what the trainer's arguments amount to, and
+            ``save_batch`` is True here, so that a resume is exact.
 
     Returns:
         The tuner; ``detach()`` takes everything off again.
@@ -74,7 +75,7 @@ def attach(
         trainer.compute_loss_func = criterion(trainer.compute_loss_func)
     # Without a scaler the weight of a loss, which the Trainer multiplies by the number of processes, is no loss scale.
     scaler = getattr(trainer.accelerator, "scaler", None) or torch.amp.GradScaler(enabled=False)
-    options = {"scaler": scaler} | options
+    options = {"scaler": scaler, "save_batch": True} | options
     if options.get("total_steps") == "auto":
         options["total_steps"] = _expected_steps(trainer)
     rule_or_optimizer = optimizer if rule is None else rule(optimizer)

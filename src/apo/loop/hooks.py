@@ -1,6 +1,6 @@
 """Hooks on other people's objects, and what the way torch runs them around an optimizer's step asks of ours.
 
-* Hooks come off again, and copies of the objects do not inherit them.
+* Hooks come off again, and neither copies of the objects nor files of them inherit them.
 * A *closure* runs inside the step, after the hooks before it: code in it that reads the learning rate, or fails, has to
   find the optimizer as it is outside a step.
 * A *subclass* whose ``step`` calls ``super().step()`` may run all hooks twice, the inner time for the same step.
@@ -16,10 +16,11 @@ import inspect
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -31,8 +32,9 @@ __all__ = ["Hooks", "hooks_of_others_around", "is_inner_step", "run_first", "run
 class _Hook:
     """A hook whose copies do nothing.
 
-    ``copy.deepcopy(model)``, for an average of the weights say, copies the module's hooks. A copied bound method would
-    carry a copy of the tuner and of the optimizer with it, and would record forward passes of the wrong network.
+    ``copy.deepcopy(model)``, for an average of the weights say, copies the module's hooks unless they are
+    left out. A copied bound method would carry a copy of the tuner and of the optimizer with it, and would
+    record forward passes of the wrong network.
     """
 
     def __init__(self, function: Callable[..., Any] | None = None) -> None:
@@ -49,7 +51,8 @@ class _Hook:
         return _Hook()
 
     def __reduce__(self) -> tuple:
-        return _Hook, ()
+        # For a module that decides itself how it is pickled: a function that does nothing, and is not one of apo's.
+        return getattr, (nullcontext(), "__exit__")
 
 
 class Hooks:
@@ -67,7 +70,8 @@ class Hooks:
 
     def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []
-        weakref.finalize(self, _remove, self._handles).atexit = False
+        self._modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        weakref.finalize(self, _remove, self._handles, self._modules).atexit = False
 
     def add(
         self, register: Callable[..., RemovableHandle], function: Callable[..., Any], weak: bool = False, **options: Any
@@ -80,12 +84,17 @@ class Hooks:
             weak: Do not let the hook keep its method's object alive; it comes off when the object is gone.
             **options: Passed to ``register``.
         """
-        self._handles.append(register(_Hook(_weakly(function) if weak else function), **options))
-        return self._handles[-1]
+        handle = register(_Hook(_weakly(function) if weak else function), **options)
+        self._handles.append(handle)
+        owner = getattr(register, "__self__", None)
+        if isinstance(owner, nn.Module):
+            self._modules.add(owner)
+            _StateWithoutHooks.put_into(owner)
+        return handle
 
     def remove(self) -> None:
         """Remove all hooks."""
-        _remove(self._handles)
+        _remove(self._handles, self._modules)
 
 
 def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,10 +108,53 @@ def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _remove(handles: list[RemovableHandle]) -> None:
+def _remove(handles: list[RemovableHandle], modules: weakref.WeakSet[nn.Module]) -> None:
     for handle in handles:
         handle.remove()
     handles.clear()
+    for module in modules:
+        _StateWithoutHooks.take_from(module)
+    modules.clear()
+
+
+class _StateWithoutHooks:
+    """A module's ``__getstate__``, for ``torch.save`` and ``copy.deepcopy``: what it would be without our hooks."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = weakref.ref(module)  # the module keeps this object
+
+    def __call__(self) -> Any:
+        module = self._module()
+        assert module is not None
+        get_state = getattr(type(module), "__getstate__", None)  # from Python 3.11 on every class has one
+        state = vars(module).copy() if get_state is None else get_state(module)
+        return _without_hooks(state) if isinstance(state, dict) else state
+
+    @classmethod
+    def put_into(cls, module: nn.Module) -> None:
+        vars(module).setdefault("__getstate__", cls(module))
+
+    @classmethod
+    def take_from(cls, module: nn.Module) -> None:
+        """Undo :meth:`put_into`, once the module has no hook of any tuner."""
+        if isinstance(vars(module).get("__getstate__"), cls) and not _own_hooks(vars(module)):
+            del vars(module)["__getstate__"]
+
+
+def _own_hooks(state: dict[str, Any]) -> set[int]:
+    """Return the keys of our hooks among a module's attributes."""
+    registries = (value for name, value in state.items() if "hooks" in name and isinstance(value, dict))
+    return {key for hooks in registries for key, hook in hooks.items() if isinstance(hook, _Hook)}
+
+
+def _without_hooks(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a module's attributes without our hooks, and without what torch notes about them under the same keys."""
+    ours = _own_hooks(state)
+    state = {name: value for name, value in state.items() if not isinstance(value, _StateWithoutHooks)}
+    for name, value in state.items():
+        if "hooks" in name and isinstance(value, dict):
+            state[name] = type(value)((key, hook) for key, hook in value.items() if key not in ours)
+    return state
 
 
 def with_closure(

@@ -33,6 +33,14 @@ from apo.core.records import History, MetaStep
 from apo.discrepancy import Discrepancy
 from apo.distributed import whole
 from apo.errors import ApoWarning, ReplayError
+from apo.loop.checkpoints import (
+    continue_from_earlier_steps,
+    drop_summary,
+    load_own_state,
+    own_state,
+    put_summary,
+    take_summary,
+)
 from apo.loop.hooks import Hooks
 from apo.passes.isolation import RandomState, devices_of
 from apo.passes.recording import Call, Recording, Slot, as_call, tree_map
@@ -87,12 +95,15 @@ class Tuner:
             is captured; any other runs as it does without.
         on_meta_step: Called with the :class:`MetaStep` of every meta-step, for logging; one function or several.
         history_limit: How many records :attr:`history` keeps.
+        save_batch: Let ``optimizer.state_dict()`` hold the batch of the step before, too, as :meth:`state_dict` always
+            does. A resume right before a meta-step is exact only with it; but the file then holds training data.
         loss: The old name of ``criterion``.
 
     Attributes:
         history: The records of the meta-steps so far.
         steps: How many steps the optimizer has taken.
         skipped_meta_updates: How many meta-gradients were not finite.
+        begun: Whether the rule has found where to start: by its first meta-step, or because it was loaded.
 
     Example:
         >>> import apo, torch
@@ -120,6 +131,7 @@ class Tuner:
         cuda_graph: bool = False,
         on_meta_step: Callable[[MetaStep], None] | Iterable[Callable[[MetaStep], None]] | None = None,
         history_limit: int = 10_000,
+        save_batch: bool = False,
         loss: Callable[..., Tensor] | None = None,
     ) -> None:
         optimizer, model, criterion = self._in_old_form(optimizer, model, criterion, loss)
@@ -127,8 +139,9 @@ class Tuner:
             raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
         if scaler is not None and not hasattr(scaler, "get_scale"):
             raise TypeError(f"scaler must be a torch.amp.GradScaler or None, got {scaler!r}")
-        if not isinstance(cuda_graph, bool):
-            raise TypeError(f"cuda_graph must be True or False, got {cuda_graph!r}")
+        for name, value in (("cuda_graph", cuda_graph), ("save_batch", save_batch)):
+            if not isinstance(value, bool):
+                raise TypeError(f"{name} must be True or False, got {value!r}")
         if (optimizer.optimizer if isinstance(optimizer, Rule) else optimizer) in _TUNED:
             raise ValueError(
                 "optimizer already has a tuner: use that one, or call its detach() before building another"
@@ -157,15 +170,17 @@ class Tuner:
         self.history = History(whole_number("history_limit", history_limit))
         self.steps = 0
         self.skipped_meta_updates = 0
+        self.begun = False
+        self.save_batch = save_batch
         self._listeners = [on_meta_step] if callable(on_meta_step) else list(on_meta_step or ())
         self._theta: dict[Tensor, Tensor] | None = None  # the weights before the step, while a meta-step is under way
         self._measuring = ExitStack()  # what the rule prepared for that step
         self._warned: set[str] = set()
         self._loaded: dict[str, Any] | None = None
-        self._begun = False  # whether a meta-step has been taken
         self._forget()
         self._hooks = Hooks()
         self._install_hooks()
+        continue_from_earlier_steps(self)
 
     def _in_old_form(self, optimizer: Any, model: Any, criterion: Any, loss: Any) -> tuple[Any, Any, Any]:
         """Accept the names of 0.1, with a warning, for one release."""
@@ -273,8 +288,8 @@ class Tuner:
                 if not recordings and any(p.grad is not None for p in theta):
                     raise ReplayError(self._no_recording_message())
                 often = self.is_meta_step(self.steps + 1)
-                record = self.engine.meta_step(self.steps, theta, recordings, not self._begun, often)
-                self._begun |= record is not None
+                record = self.engine.meta_step(self.steps, theta, recordings, not self.begun, often)
+                self.begun |= record is not None
         except BaseException:
             if theta is not None:
                 assign_(list(theta), list(theta.values()))  # leave the last good weights behind
@@ -356,7 +371,8 @@ class Tuner:
         of torch, Python and NumPy. It is plain data for ``torch.load(weights_only=True)``.
         """
         optimizer = self.optimizer.state_dict()
-        own = optimizer.pop("apo")
+        drop_summary(optimizer["param_groups"])
+        own = optimizer.pop("apo") | {"fsd_batches": self.fsd_batches.state_dict()}
         return own | {"optimizer": optimizer, "random": RandomState.capture({self.device}).state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any], *, restore_random: bool = True) -> None:
@@ -370,35 +386,20 @@ class Tuner:
         if restore_random:
             RandomState.from_state_dict(state["random"]).restore()
 
-    def _own_state(self) -> dict[str, Any]:
-        return {
-            "steps": self.steps,
-            "begun": self._begun,
-            "skipped_meta_updates": self.skipped_meta_updates,
-            "rule": self.rule.state_dict(),
-            "fsd_batches": self.fsd_batches.state_dict(),
-            "history": self.history.state_dict(),
-        }
-
     def _after_state_dict(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
-        for group in state["param_groups"]:
-            if not isinstance(group["lr"], Tensor):
-                group["lr"] = float(group["lr"])  # a file holds no class of apo
-        state["apo"] = self._own_state()
+        state["apo"] = own = own_state(self, with_batch=self.save_batch)
+        put_summary(self, own, state["param_groups"])
 
     def _before_load(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         self._abandon()
         self._loaded = state.pop("apo", None)
 
     def _after_load(self, optimizer: Optimizer) -> None:
-        loaded, self._loaded = self._loaded, None
+        summary = take_summary(self)
+        loaded, self._loaded = self._loaded or summary, None
         if loaded is None:
             self.rule.load_state_dict(None)
+            self.begun = True  # the rate that was loaded is kept: no warm start
             return
-        self.steps = int(loaded["steps"])
-        self._begun = bool(loaded.get("begun", self.steps > 0))  # files of 0.1.0 do not have it
-        self.skipped_meta_updates = int(loaded["skipped_meta_updates"])
-        self.rule.load_state_dict(loaded["rule"])
-        self.fsd_batches.load_state_dict(loaded["fsd_batches"], self.device)
-        self.history.load_state_dict(loaded["history"])
+        load_own_state(self, loaded)
         self._forget()

@@ -324,6 +324,7 @@ class LearningRate(Rule):
         return super().state_dict() | {
             "ratios": self._ratios,
             "factors": [group.factor for group in self._groups],
+            "by_hand": [group.by_hand for group in self._groups],
             "progress": self._progress.state_dict(),
             "fade": self._fade,
             "relaxation": None if self._relaxation is None else self._relaxation.state_dict(),
@@ -345,7 +346,7 @@ class LearningRate(Rule):
                     part.load_state_dict(state[name])
             self._progress.load_state_dict(state.get("progress", {}))
             self._groups = []
-            self._adopt_groups(state["factors"])
+            self._adopt_groups(state["factors"], state.get("by_hand", ()))  # files of 0.1 do not have the last
             return
         rates = [base_rate(group, self.optimizer) for group in self.optimizer.param_groups]
         self._groups = []
@@ -367,7 +368,7 @@ class LearningRate(Rule):
         # float16 ends at 65504; all other formats have room for a step thousands of times too large
         return 1.0 if any(p.dtype == torch.float16 for p in group["params"]) else _MEASURING_RATE
 
-    def _adopt_groups(self, factors: Sequence[float] = ()) -> None:
+    def _adopt_groups(self, factors: Sequence[float] = (), by_hand: Sequence[bool] = ()) -> None:
         """Take over the optimizer's param groups that are not ours yet: at the start, after a load or an addition."""
         for index in range(len(self._groups), len(self.optimizer.param_groups)):
             group = self.optimizer.param_groups[index]
@@ -377,7 +378,8 @@ class LearningRate(Rule):
             if index >= len(self._ratios):
                 factor = self._learn_rate_of(group, index)
             rate = math.exp(float(self._phi_of(index))) * self._ratios[index] * self._fade
-            adopted = ScheduledGroup(group, self.optimizer, rate, factor)
+            is_by_hand = by_hand[index] if index < len(by_hand) else False
+            adopted = ScheduledGroup(group, self.optimizer, rate, factor, is_by_hand)
             self.optimizer.param_groups[index] = adopted
             self._groups.append(adopted)
 

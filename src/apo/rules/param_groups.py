@@ -1,18 +1,20 @@
 r"""Compose learned rates with learning-rate schedulers: the scheduler's factor multiplies the learned rate.
 
-``param_groups[i]["lr"]`` must show the rate in force, and it is also where torch's schedulers read and write. They come
-in two kinds, and both have to work without knowing about apo:
+``param_groups[i]["lr"]`` must show the rate in force, and it is also where schedulers read and write. They come in
+four kinds, and all have to work without knowing about apo:
 
-* *recursive* ones (StepLR, ExponentialLR, CosineAnnealingLR, ``group["lr"] *= 0.1``) read the rate and write a
-  multiple of it: the factor changes by the ratio of what is written to what was there;
-* *closed-form* ones (LambdaLR and all of Hugging Face's, CosineAnnealingWarmRestarts, OneCycleLR) write
-  ``initial_lr * f(t)`` whatever the rate is: the factor is the ratio of what is written to ``initial_lr`` (OneCycleLR's
-  ``max_lr``, because its ``initial_lr`` is a small part of the rate that the user means).
+* *recursive* ones (StepLR, ExponentialLR, CosineAnnealingLR, ReduceLROnPlateau, ``group["lr"] *= 0.1``) read the rate
+  and write a multiple of it: the factor changes by the ratio of what is written to what was there;
+* *closed-form* ones (LambdaLR and all of Hugging Face's, CosineAnnealingWarmRestarts, OneCycleLR, CyclicLR) write
+  ``initial_lr * f(t)`` whatever the rate is: the factor is the ratio of what is written to ``initial_lr`` (the
+  ``max_lr`` of OneCycleLR and CyclicLR, whose ``initial_lr`` is a small part of the rate that the user means);
+* a *training loop* that writes ``group["lr"] = schedule(step)`` is of the closed form too, see
+  :class:`apo.rules.rate_writers.HandWritten`;
+* SWALR goes to a rate of its own, which is then the rate in force.
 
-A number does not tell where it comes from, so the rate is a :class:`Rate`: a float whose products and sums are
-:class:`Rate` again. A written :class:`Rate` was made from the rate in force, a plain float was not. (ReduceLROnPlateau
-turns the rate into a plain float first, but works without the step counter that the closed-form schedulers install;
-next to another scheduler it looks like a closed-form one, so use it alone.)
+A number does not tell where it comes from, so a scheduler's ``get_lr`` reads the rate as a :class:`Rate`: a float whose
+products and sums are :class:`Rate` again. A :class:`Rate` that it writes was made from the rate in force, a plain float
+was not. Everyone else reads a plain float, because what is read may be saved.
 A rate that is a tensor cannot remember: every write to it counts as that of a recursive scheduler.
 """
 
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from numbers import Real
@@ -28,22 +31,38 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CyclicLR, LRScheduler, ReduceLROnPlateau
+from torch.optim.swa_utils import SWALR
 
+from apo.errors import ApoWarning
+from apo.rules.rate_writers import (
+    HandWritten,
+    Place,
+    place_of_access,
+    read_by_get_lr,
+    read_by_optimizer,
+    writing_scheduler,
+)
 from apo.torch_internals import is_wrapped_by_scheduler, version_of
 
 __all__ = ["Rate", "ScheduledGroup", "base_rate", "is_scheduled", "note_scheduler"]
 
-#: What a scheduler may keep in a param group to compute rates from (the last two are OneCycleLR's).
+#: What a scheduler may keep in a param group to compute rates from: the last two are OneCycleLR's, and we note the
+#: ``max_lr`` of CyclicLR there.
 _BASES = ("initial_lr", "max_lr", "min_lr")
 
 #: Optimizers whose schedulers were built on a wrapper around them (Accelerate's, say), which then has torch's mark.
 _SCHEDULED_THROUGH_A_WRAPPER: weakref.WeakSet[Any] = weakref.WeakSet()
 
+#: What users were told about the rates of an optimizer: once, not for every group.
+_SAID: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+
 
 class Rate(float):
     """A learning rate that remembers, through arithmetic, that it was made from the rate in force.
 
-    Its products and sums with tensors and arrays are tensors and arrays, as a float's.
+    Only a scheduler's ``get_lr`` gets to see one, and no file holds one. Its products and sums with tensors and arrays
+    are tensors and arrays, as a float's.
 
     Example:
         >>> type(0.5 * Rate(0.1)).__name__, type(0.5 * 0.1).__name__
@@ -92,7 +111,7 @@ def _remembering(result: Any) -> Any:
     return Rate(result) if isinstance(result, Real) else result
 
 
-# A scheduler's state_dict holds the rates it saw last; torch.load(weights_only=True) has to accept them.
+# The schedulers' files of earlier releases hold rates of this class; torch.load(weights_only=True) has to accept them.
 torch.serialization.add_safe_globals([Rate])
 
 
@@ -128,22 +147,35 @@ class ScheduledGroup(dict):
         optimizer: The optimizer, to see whether a scheduler is at work.
         learned: The learned rate to begin with.
         factor: The schedule's factor to begin with; None for the one that the group's rate contains.
+        by_hand: Whether the training loop is known to write a schedule itself.
     """
 
     def __init__(
-        self, group: dict[str, Any], optimizer: Optimizer, learned: float, factor: float | None = None
+        self,
+        group: dict[str, Any],
+        optimizer: Optimizer,
+        learned: float,
+        factor: float | None = None,
+        by_hand: bool = False,
     ) -> None:
         if isinstance(group, ScheduledGroup):  # of a rule that is given up, or of a copied optimizer
             group = group.plain()
         super().__init__(group)
-        # Schedulers take this as their base; without it they would take the Rate, and look recursive.
+        # Schedulers take this as their base; without it they would take the rate in force when they are built.
         self._lends_initial_lr = "initial_lr" not in group
         super().setdefault("initial_lr", float(group["lr"]))
         self._optimizer = optimizer
         self.factor = float(group["lr"]) / base_rate(group, optimizer) if factor is None else factor
         self.learned = learned
         self._seen_version = 0
+        self._hand = HandWritten(float(group["lr"]) if factor is None else _reference(self) * self.factor, by_hand)
+        self._read_at: Place | None = None  # where the training loop has read the rate since it was last written
         self.show(learned)
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether the training loop writes a schedule itself."""
+        return self._hand.is_schedule
 
     def show(self, learned: float) -> None:
         """Set the learned rate, and show the rate in force."""
@@ -156,13 +188,15 @@ class ScheduledGroup(dict):
 
     def settle(self) -> None:
         """Take in a rate that was written past ``__setitem__`` (by ``dict.update``, or into a tensor)."""
-        current = self["lr"]
+        current = super().__getitem__("lr")
         if isinstance(current, Tensor):  # reading its value would wait for the device
             changed = version_of(current) != self._seen_version
         else:
             changed = current != self.learned * self.factor
         if changed:
             self._rescale(current)
+        self._hand.note_step()
+        self._read_at = None
 
     def compare(self, group: Mapping[str, Any]) -> tuple[float, float | None]:
         """Return the ratio of a new group's rate to this one's, and the factor in it; None for the one it shows."""
@@ -170,10 +204,20 @@ class ScheduledGroup(dict):
             return base_rate(group, self._optimizer) / self.learned, None
         return float(group["lr"]) / (self.learned * self.factor or self.learned), self.factor
 
+    def __getitem__(self, key: str) -> Any:
+        """Give the rate in force to a scheduler in a form that remembers it, and as a plain number to all others."""
+        value = dict.__getitem__(self, key)  # super() would double the time, and every step reads every key
+        if key != "lr" or isinstance(value, Tensor) or read_by_optimizer():
+            return value
+        if read_by_get_lr():
+            return Rate(value)
+        self._read_at = place_of_access() or self._read_at
+        return value
+
     def __setitem__(self, key: str, value: Any) -> None:
         """Turn a rate that is written into the schedule's factor."""
         if key == "lr":
-            self._rescale(value)
+            self._rescale(value, writing_scheduler(), place_of_access())
         else:
             self._lends_initial_lr &= key != "initial_lr"
             # A base that was read off the rate in force (OneCycleLR's max_lr) is a base from now on.
@@ -191,7 +235,7 @@ class ScheduledGroup(dict):
         memo[id(self)] = twin
         dict.update(twin, copy.deepcopy(dict(self), memo))
         vars(twin).update(copy.deepcopy(vars(self), memo))
-        twin._write(twin["lr"])  # a copied tensor counts its versions from zero
+        twin._write(dict.__getitem__(twin, "lr"))  # a copied tensor counts its versions from zero
         return twin
 
     def __reduce__(self) -> tuple:
@@ -200,8 +244,7 @@ class ScheduledGroup(dict):
 
     def plain(self) -> dict[str, Any]:
         """Return an ordinary param group with the rate in force, to which the schedule's bases refer from now on."""
-        lr = self["lr"]
-        group = {**self, "lr": lr if isinstance(lr, Tensor) else float(lr)}
+        group = dict(self)
         if is_scheduled(self._optimizer):
             scale = self.learned / _reference(self)
             group |= {base: group[base] * scale for base in _BASES if base in group}
@@ -209,19 +252,82 @@ class ScheduledGroup(dict):
             del group["initial_lr"]
         return group
 
-    def _rescale(self, written: float | Tensor) -> None:
-        scheduled, in_force = is_scheduled(self._optimizer), self.learned * self.factor
-        closed_form = scheduled and not isinstance(written, (Rate, Tensor))
-        if closed_form or (scheduled and not in_force):  # from zero a scheduler can only come up by a part of its base
-            self.factor = float(written) / _reference(self)
+    def _rescale(
+        self, written: float | Tensor, scheduler: LRScheduler | None = None, place: Place | None = None
+    ) -> None:
+        """Change the factor so that the rate in force becomes what was meant by the rate that was written."""
+        if isinstance(written, Tensor):
+            is_multiple = is_scheduled(self._optimizer) and not self.learned * self.factor
+        elif scheduler is None or _steps_in_its_own_way(scheduler):
+            is_multiple = self._is_multiple_by_hand(float(written), place)
         else:
-            self.factor = float(written) / self.learned
+            is_multiple = self._is_multiple_of(scheduler, written)
+        self._read_at = None
+        self.factor = float(written) / (_reference(self) if is_multiple else self.learned)
         self._write(self.learned * self.factor)
 
+    def _is_multiple_of(self, scheduler: LRScheduler, written: float) -> bool:
+        """Return whether a scheduler of torch has written a multiple of its base, not of the rate in force."""
+        in_force = self.learned * self.factor
+        if isinstance(scheduler, ReduceLROnPlateau):
+            return False  # it multiplies the rate in force, after turning it into a plain float
+        if isinstance(scheduler, SWALR):
+            if abs(written - in_force) > 1e-6 * in_force:
+                self._say(
+                    "SWALR",
+                    f"SWALR sets a rate of its own: from now on the rate in force is its swa_lr={self['swa_lr']:g}, "
+                    "not a multiple of the learned one; leave SWALR out to average weights at the learned rate",
+                )
+            return False
+        if isinstance(scheduler, CyclicLR):
+            self._note_cycle(scheduler, written)
+        # From zero a scheduler can only come up by a part of its base.
+        return not isinstance(written, Rate) or not in_force
+
+    def _note_cycle(self, scheduler: CyclicLR, written: float) -> None:
+        """Note the top of CyclicLR's cycle, which stands for the learned rate; it does not write that itself."""
+        tops = getattr(scheduler, "max_lrs", None)
+        if tops is None:  # it is being built, and writes its base
+            if self._lends_initial_lr:
+                super().__setitem__("initial_lr", float(written))
+        else:
+            index = next(i for i, group in enumerate(self._optimizer.param_groups) if group is self)
+            super().__setitem__("max_lr", float(tops[index]))
+
+    def _is_multiple_by_hand(self, written: float, place: Place | None) -> bool:
+        """Return whether the training loop has written a multiple of the initial rate."""
+        if place is not None and place == self._read_at:  # group["lr"] *= 0.5
+            return False
+        if is_scheduled(self._optimizer):
+            self._hand.is_schedule = True
+        known = self.by_hand
+        if self._hand.is_made_from(self.learned * self.factor, written, self._read_at is not None):
+            return False
+        if self.by_hand and not known:
+            initial = _reference(self)
+            self._say(
+                "by hand",
+                f"the training loop writes param_groups[i]['lr'] itself, which apo reads as a multiple of the initial "
+                f"rate {initial:g}, as it reads a scheduler's: the rate in force is the learned rate times lr / "
+                f"{initial:g}",
+            )
+        return self.by_hand
+
+    def _say(self, what: str, message: str) -> None:
+        said = _SAID.setdefault(self._optimizer, set())
+        if what not in said:
+            said.add(what)
+            warnings.warn(message, ApoWarning, stacklevel=5)
+
     def _write(self, rate: float | Tensor) -> None:
-        current = self["lr"]
+        current = super().__getitem__("lr")
         if isinstance(current, Tensor):
             current.fill_(float(rate))
             self._seen_version = version_of(current)
         else:
-            super().__setitem__("lr", Rate(rate))
+            super().__setitem__("lr", float(rate))
+
+
+def _steps_in_its_own_way(scheduler: LRScheduler) -> bool:
+    """Return whether a scheduler's class has a ``step`` of its own, which may read the rate outside ``get_lr``."""
+    return not type(scheduler).step.__module__.startswith("torch.")

@@ -99,7 +99,10 @@ class RateAndMomentum(Rule):
 
     def state_dict(self) -> dict[str, Any]:
         """Return phi, the meta-optimizer and the schedule's factors."""
-        return super().state_dict() | {"factors": [group.factor for group in self._groups()]}
+        return super().state_dict() | {
+            "factors": [group.factor for group in self._groups()],
+            "by_hand": [group.by_hand for group in self._groups()],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Restore phi; the optimizer's groups have been loaded and are plain again.
@@ -108,7 +111,7 @@ class RateAndMomentum(Rule):
         """
         if state is not None:
             super().load_state_dict(state)
-            self._adopt_groups(state["factors"])
+            self._adopt_groups(state["factors"], state.get("by_hand", ()))  # files of 0.1 do not have the last
             return
         first = self.optimizer.param_groups[0]
         with torch.no_grad():
@@ -125,13 +128,14 @@ class RateAndMomentum(Rule):
     def _groups(self) -> list[ScheduledGroup]:
         return [group for group in self.optimizer.param_groups if isinstance(group, ScheduledGroup)]
 
-    def _adopt_groups(self, factors: Sequence[float] = ()) -> None:
+    def _adopt_groups(self, factors: Sequence[float] = (), by_hand: Sequence[bool] = ()) -> None:
         """Take over param groups that are not ours yet."""
         for index, group in enumerate(self.optimizer.param_groups):
             if not isinstance(group, ScheduledGroup):
                 rate, factor = math.exp(float(self._log_rate)), factors[index] if factors else None
                 group["momentum"] = float(torch.sigmoid(self._logit))
-                self.optimizer.param_groups[index] = ScheduledGroup(group, self.optimizer, rate, factor)
+                is_by_hand = by_hand[index] if index < len(by_hand) else False
+                self.optimizer.param_groups[index] = ScheduledGroup(group, self.optimizer, rate, factor, is_by_hand)
 
     def _show(self) -> None:
         for group in self._groups():
