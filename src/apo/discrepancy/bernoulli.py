@@ -16,7 +16,7 @@ from .outputs import OutputSelector
 class BernoulliKL(TensorDiscrepancy):
     r"""KL divergence of independent Bernoulli variables given by logits.
 
-    With :math:`p = \sigma(z)` at the old and :math:`q = \sigma(z')` at the new weights, each output
+    With :math:`p = \mathrm{sigmoid}(z)` at the old and :math:`q = \mathrm{sigmoid}(z')` at the new weights, each output
     contributes
 
     .. math:: \mathrm{KL}(p \,\|\, q) = p \log\frac{p}{q} + (1 - p) \log\frac{1 - p}{1 - q},
@@ -24,10 +24,9 @@ class BernoulliKL(TensorDiscrepancy):
     whose second derivative in :math:`z'` at :math:`z' = z` is :math:`p(1 - p)`.
 
     Args:
-        reduction: Over the event dimensions (all but the first). ``"sum"`` gives the KL divergence of the
-            joint distribution of one example; ``"mean"`` averages over all elements, which is the Bregman
-            divergence of ``torch.nn.functional.binary_cross_entropy_with_logits``. Examples are averaged in
-            both.
+        reduction: Over the event dimensions (all but the first). ``"sum"`` gives the KL divergence of the joint
+            distribution of one example, averaged over examples. ``"mean"`` averages over all elements, which is the
+            Bregman divergence of ``torch.nn.functional.binary_cross_entropy_with_logits``.
         output: See :class:`Discrepancy`.
 
     Example:
