@@ -56,8 +56,8 @@ class CategoricalKL(TensorDiscrepancy):
         dim = self.dim if isinstance(self.dim, int) else min(1, logits.ndim - 1)
         if not -logits.ndim <= dim < logits.ndim or logits.ndim == 0:
             raise ValueError(
-                f"dim of CategoricalKL must be a dimension of outputs of shape {tuple(logits.shape)}, got {self.dim!r}: "
-                "pass the one that holds the classes"
+                f"dim of CategoricalKL must be a dimension of outputs of shape {tuple(logits.shape)}, got {self.dim!r}"
+                ": pass the one that holds the classes"
             )
         if logits.shape[dim] == 1:
             raise ValueError(
