@@ -14,7 +14,7 @@ from .outputs import OutputSelector, comparable_pair, single_tensor
 
 @final
 class Bregman(Discrepancy):
-    r"""Bregman divergence of an output loss: how far the loss lies above its tangent at the old outputs.
+    r"""Bregman divergence of an output loss: how far the loss is above its tangent at the old outputs.
 
     .. math:: \rho(z', z) = \ell(z', y) - \ell(z, y) - \langle \nabla_z \ell(z, y),\, z' - z \rangle
 

@@ -90,7 +90,7 @@ class KroneckerBlock(Block):
     def _apply(self, gradient: Tensor) -> Tensor:
         s, a, b, gradient = self._operands(gradient)
         projected = _product(_transposed(b), gradient, a)
-        # S is never rounded: it takes part in no matrix product, so that would save no time.
+        # S is never rounded: it is in no matrix product, so rounding would save no time.
         scaled = (s.square() * projected).to(projected.dtype)
         return _product(b, scaled, _transposed(a)).to(s.dtype)
 
