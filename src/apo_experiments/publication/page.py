@@ -51,11 +51,11 @@ def publish_page(results: Path, docs: Path) -> list[Path]:
         drawable = [record for row in own if not row.settings for record in row.records if record.rows]
         path = docs / ASSETS / f"{recipe.name}-{scale}.png"
         if drawable:
-            write_atomically(path, figures.png(figures.draw(recipe, drawable)))
+            write_atomically(path, figures.png(figures.draw(recipe, drawable)), "--docs")
             written.append(path)
     page = docs / "results.md"
-    write_atomically(page, updated(page.read_text(), found, results).encode())
-    write_atomically(docs / "results.json", results_json(found).encode())
+    write_atomically(page, updated(page.read_text(), found, results).encode(), "--docs")
+    write_atomically(docs / "results.json", results_json(found).encode(), "--docs")
     return [*written, page, docs / "results.json"]
 
 
