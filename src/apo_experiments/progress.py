@@ -133,7 +133,7 @@ class PlainProgress:
             self.stream.flush()
 
     def started(self, config: RunConfig, budget: Budget) -> None:
-        """Say so."""
+        """Print the run and its length."""
         self._pace = Pace(budget)
         self._quiet_until = 0.0
         length = (

@@ -110,18 +110,12 @@ def check_reduction(reduction: str) -> Reduction:
 
 
 def keep_masked_in(mask: Tensor | None, positions: torch.Size, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Set excluded positions to zero in all tensors: equal arguments have divergence zero.
+    """Set excluded positions to zero in tensors ``[*positions]`` or ``[*positions, event]``.
 
-    Args:
-        mask: Bool tensor over the leading dimensions of ``positions``, or None.
-        positions: The shape of the divergence before averaging.
-        *tensors: Tensors of shape ``[*positions]`` or ``[*positions, event]``.
-
-    Returns:
-        The tensors, zero where the mask is false.
+    Equal arguments have divergence zero, so excluded positions add nothing.
 
     Raises:
-        ValueError: If the mask does not fit.
+        ValueError: If the mask does not have the leading dimensions of ``positions``.
     """
     if mask is None:
         return tensors
@@ -164,13 +158,5 @@ def average(values: Tensor, mask: Tensor | None, reduction: Reduction) -> Tensor
 
 
 def weigh(probability: Tensor, log_ratio: Tensor) -> Tensor:
-    r"""Multiply with the convention :math:`0 \cdot \infty = 0` of information theory.
-
-    Args:
-        probability: A constant, without gradient.
-        log_ratio: Any value, even NaN, where the probability is 0.
-
-    Returns:
-        The product, with zero gradient where the probability is 0.
-    """
+    r"""Multiply with :math:`0 \cdot \infty = 0`; where the probability, a constant, is 0, so is the gradient."""
     return torch.where(probability == 0, torch.zeros_like(log_ratio), probability * log_ratio)

@@ -72,10 +72,9 @@ class GaussianKL(Discrepancy):
 
 
 def _mean_and_log_variance(outputs: Any) -> tuple[Tensor, Tensor]:
+    pair = outputs
     if isinstance(outputs, Mapping) and "mean" in outputs and "log_variance" in outputs:
         pair = (outputs["mean"], outputs["log_variance"])
-    else:
-        pair = outputs
     if isinstance(pair, (tuple, list)) and len(pair) == 2:
         mean, log_variance = pair
         if all(isinstance(part, Tensor) and part.is_floating_point() for part in pair):

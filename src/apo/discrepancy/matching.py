@@ -47,8 +47,16 @@ def for_loss(loss: Callable[..., Any], output: OutputSelector = None) -> Discrep
     if isinstance(loss, functools.partial):
         options, function = loss.keywords, loss.func
     options = vars(loss) if isinstance(loss, nn.Module) else options
-    discrepancy = _closed_form(function, output)
-    if discrepancy is None:
+    discrepancy: Discrepancy
+    if function in (functional.cross_entropy, functional.nll_loss) or isinstance(
+        function, (nn.CrossEntropyLoss, nn.NLLLoss)
+    ):
+        discrepancy = CategoricalKL(dim="torch", output=output)
+    elif function is functional.binary_cross_entropy_with_logits or isinstance(function, nn.BCEWithLogitsLoss):
+        discrepancy = BernoulliKL(reduction="mean", output=output)
+    elif function is functional.mse_loss or isinstance(function, nn.MSELoss):
+        discrepancy = SquaredError(reduction="mean", output=output)
+    else:
         name = getattr(function, "__name__", type(function).__name__)
         raise ValueError(
             f"the loss must have a known closed-form discrepancy, got {name}: pass discrepancy=..., one of "
@@ -61,15 +69,3 @@ def for_loss(loss: Callable[..., Any], output: OutputSelector = None) -> Discrep
             "discrepancy=... and a matching fsd_weight=..."
         )
     return discrepancy
-
-
-def _closed_form(function: Callable[..., Any], output: OutputSelector) -> Discrepancy | None:
-    if function in (functional.cross_entropy, functional.nll_loss) or isinstance(
-        function, (nn.CrossEntropyLoss, nn.NLLLoss)
-    ):
-        return CategoricalKL(dim="torch", output=output)
-    if function is functional.binary_cross_entropy_with_logits or isinstance(function, nn.BCEWithLogitsLoss):
-        return BernoulliKL(reduction="mean", output=output)
-    if function is functional.mse_loss or isinstance(function, nn.MSELoss):
-        return SquaredError(reduction="mean", output=output)
-    return None

@@ -51,13 +51,7 @@ def select_output(outputs: Any, selector: OutputSelector) -> Any:
 def paired_tensors(new: Any, old: Any) -> list[tuple[Tensor, Tensor]]:
     """Pair the floating-point tensors of two outputs of the same structure.
 
-    Args:
-        new: Selected outputs at the new weights.
-        old: Selected outputs at the old weights.
-
-    Returns:
-        One ``(new, old)`` pair of equal shape for each floating-point tensor; ``old`` is detached, both are at least
-        float32.
+    Both tensors of a pair have the same shape and are at least float32; ``old`` is detached.
 
     Raises:
         TypeError: If a part is neither a tensor nor a container of tensors, or if none is a floating-point tensor.

@@ -4,7 +4,7 @@ Only checkpoints need this module: :func:`apo.attach` and :class:`apo.APO` take 
 ``DistributedDataParallel`` or ``fully_shard`` like any other. Each process writes its shards and the blocks that it
 owns. Everything that belongs to a weight or a block is stored by name, so any number of processes can read the
 checkpoint. With the same number, training resumes exactly; with another number, the other batch and the random number
-generators, which belong to one process each, start afresh.
+generators, which belong to one process each, start again.
 """
 
 from __future__ import annotations
@@ -54,10 +54,7 @@ def save_checkpoint(tuner: Tuner, path: str | os.PathLike[str], *, extra: Any = 
 
     tensors, common = _named_state(tuner)
     rank, processes = _place()
-    own = {
-        "fsd_batches": tuner.fsd_batches.state_dict(),
-        "random": RandomState.capture({tuner.device}).state_dict(),
-    }
+    own = {"fsd_batches": tuner.fsd_batches.state_dict(), "random": RandomState.capture({tuner.device}).state_dict()}
     tensors[f"process/{rank}"] = _packed(own)
     if rank == 0:
         tensors["common"] = _packed(common | {"processes": processes, "extra": extra})

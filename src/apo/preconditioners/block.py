@@ -89,9 +89,6 @@ class Block(ABC):
         Args:
             gradient: g, as given to :meth:`apply`.
             cotangent: h, of the same shape.
-
-        Raises:
-            ValueError: If a shape is wrong.
         """
         with self._arithmetic():
             return self._pull_back(self._read("gradient", gradient), self._read("cotangent", cotangent))

@@ -277,12 +277,7 @@ class Preconditioner(Optimizer, ABC):
             group["initial_step"] *= factor
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; only the constructor may call this.
-
-        Raises:
-            RuntimeError: If the optimizer has been built.
-            ValueError: If an option of the group is out of range.
-        """
+        """Add a group; only the constructor may call this."""
         if self._built:  # its parameters would have no block, and the meta-optimizer no factors for them
             raise RuntimeError(
                 "add_param_group() must not be called on a preconditioner: build a new one over all groups"

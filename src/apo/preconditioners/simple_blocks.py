@@ -34,11 +34,7 @@ class DiagonalBlock(Block):
     """
 
     def __init__(
-        self,
-        shape: Sequence[int],
-        *,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str | None = None,
+        self, shape: Sequence[int], *, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
     ) -> None:
         super().__init__(shape, {"s": torch.ones(tuple(shape), dtype=factor_type(dtype), device=device)})
 

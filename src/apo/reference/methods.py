@@ -189,12 +189,7 @@ def damped_gauss_newton(
 
 
 def direct_proximal(
-    cost: ScalarFunction,
-    theta: Tensor,
-    function_discrepancy: ScalarFunction,
-    *,
-    fsd_weight: float,
-    wsd_weight: float,
+    cost: ScalarFunction, theta: Tensor, function_discrepancy: ScalarFunction, *, fsd_weight: float, wsd_weight: float
 ) -> Tensor:
     r"""No approximation: the proximal point itself (Eq. 3).
 

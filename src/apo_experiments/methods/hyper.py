@@ -11,7 +11,7 @@ from apo_experiments.method import Method
 
 __all__ = ["COMMON", "choose", "complete"]
 
-#: What every method takes, whatever it is.
+#: What every method takes.
 COMMON: dict[str, Any] = {
     "lr": 0.1,
     "weight_decay": 0.0,

@@ -169,7 +169,7 @@ def _origin(shown: Sequence[Row]) -> str:
 
 
 def _choices(shown: Sequence[Row]) -> str:
-    """Say which settings were chosen on validation data."""
+    """Return a sentence on the settings that were chosen on validation data."""
     parts = []
     for row in shown:
         origins = (record.header.get("chosen_by") for record in row.records)
