@@ -42,6 +42,7 @@ class BernoulliKL(TensorDiscrepancy):
     def between_tensors(self, new: Tensor, old: Tensor, mask: Tensor | None) -> Tensor:
         """Evaluate the KL divergence for logits of shape ``[examples, *event]``."""
         new, old = keep_masked_in(mask, new.shape, new, old)
+        # log(1 - sigmoid(z)) = logsigmoid(-z), which keeps its digits where sigmoid(z) rounds to 1.
         if_one = weigh(torch.sigmoid(old), functional.logsigmoid(old) - functional.logsigmoid(new))
         if_zero = weigh(torch.sigmoid(-old), functional.logsigmoid(-old) - functional.logsigmoid(-new))
         return average(if_one + if_zero, mask, self.reduction)

@@ -55,7 +55,7 @@ class Bregman(Discrepancy):
         if mask is not None:
             new, old, target = _chosen(new, mask), _chosen(old, mask), _chosen(target, mask)
             if new.shape[0] == 0:
-                return new.sum()
+                return new.sum()  # 0, with a graph; the mean of no losses would be NaN
         # `old` is a constant for the caller, so its loss is differentiated on a separate graph.
         with torch.enable_grad():
             old = old.requires_grad_()

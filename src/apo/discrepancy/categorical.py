@@ -50,6 +50,7 @@ class CategoricalKL(TensorDiscrepancy):
         new, old = new.movedim(class_dim, -1), old.movedim(class_dim, -1)
         new, old = keep_masked_in(mask, new.shape[:-1], new, old)
         log_q, log_p = torch.log_softmax(new, dim=-1), torch.log_softmax(old, dim=-1)
+        # weigh() turns the NaN of classes with logit -inf at both weights into 0.
         return average(weigh(log_p.exp(), log_p - log_q).sum(dim=-1), mask, "mean")
 
     def _class_dimension(self, logits: Tensor) -> int:

@@ -60,6 +60,7 @@ def attach(
         True
     """
     own = getattr(optimizer, "optimizer", optimizer)  # the wrapper's step() does nothing while gradients accumulate
+    # A scheduler built on the wrapper marks the wrapper only, but apo reads the rates of the inner optimizer.
     if own is not optimizer and is_scheduled(optimizer):
         note_scheduler(own)
     options = {"scaler": accelerator.scaler} | options
