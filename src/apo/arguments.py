@@ -1,4 +1,4 @@
-"""Checks of what users pass in, where more than one place needs the same."""
+"""Checks of arguments that several modules share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["whole_number"]
 
 
 def whole_number(name: str, value: Any, advice: str = "") -> int:
-    """Return a count of at least one as an int; NumPy's integers are welcome.
+    """Return a count of at least one as an int; NumPy integers are accepted.
 
     Example:
         >>> whole_number("interval", 10)

@@ -1,11 +1,11 @@
-"""Training by many processes: what they must agree on, and tensors of which each holds a shard.
+"""Training with several processes: what they must agree on, and tensors that are sharded among them.
 
 Under ``DistributedDataParallel`` every process has all weights and a part of the batch; under ``fully_shard`` the
-weights are DTensors as well. PyTorch averages the gradients in both. What is left to do is small: numbers that decide
-something must be the same everywhere (or the processes diverge and wait for each other forever), and sums over a
-sharded vector must run over all shards.
+weights are sharded too, as DTensors. PyTorch averages the gradients in both cases. Two things are left to do. Numbers
+that decide something must be the same on all processes, or they diverge and wait for each other forever. And sums over
+a sharded vector must include all shards.
 
-DTensors are recognised by their ``device_mesh``: importing their class takes as long as half of torch.
+DTensors are recognised by their ``device_mesh``, because importing their class takes half as long as importing torch.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ _PLAIN = (Tensor, nn.Parameter)
 
 @final
 class Processes:
-    """The processes that train one network together; none but this one, in most trainings.
+    """The processes that train one network together; often just this one.
 
     Args:
-        groups: Process groups whose product are all processes: one for data parallelism, one per dimension of a mesh.
+        groups: One process group for data parallelism, or one per dimension of a mesh; together they span all
+            processes.
 
     Example:
         >>> alone = Processes.of(nn.Linear(2, 2), [])
@@ -74,7 +75,7 @@ class Processes:
         return self
 
     def gather(self, values: Tensor) -> Tensor:
-        """Return the values ``[n]`` of all processes as ``[processes, n]``, the same everywhere."""
+        """Return the values ``[n]`` of all processes as ``[processes, n]``, the same on each."""
         rows = values.detach().unsqueeze(0)
         for group in self.groups:
             parts = [torch.empty_like(rows) for _ in range(dist.get_world_size(group))]
@@ -83,13 +84,13 @@ class Processes:
         return rows
 
     def agree(self, value: Tensor) -> float:
-        """Bring a number to the host: the mean over the processes, so that all decide alike."""
+        """Return the mean of a number over the processes as a float, so that all make the same decision."""
         if not self.groups:
             return float(value)
         return float(self.gather(value.reshape(1)).mean())
 
 
-#: A training by this process alone.
+#: Training with a single process.
 ALONE = Processes()
 
 
@@ -97,9 +98,8 @@ ALONE = Processes()
 class Averaged(nn.Module):
     """A network inside ``DistributedDataParallel``, called so that the gradients are averaged over the processes.
 
-    Only a pass through the wrapper averages them: the wrapper prepares the reduction. Frameworks wrap a network after
-    it was passed to apo, or wrap a larger module that contains it. In the second case the network replaces that module
-    while it runs.
+    Only a forward pass through the wrapper prepares the reduction. Some frameworks wrap a network after it was passed
+    to apo; others wrap a larger module that contains it. In that case the network temporarily replaces that module.
 
     Args:
         network: The network, or one of its submodules.
@@ -123,7 +123,7 @@ class Averaged(nn.Module):
 @contextmanager
 def _replaced_by(module: nn.Module, other: nn.Module) -> Iterator[None]:
     """Make ``module`` call ``other`` when it is called."""
-    own = vars(module).get("forward")  # a framework may have put one there
+    own = vars(module).get("forward")  # a framework may have set one
     module.forward = other.__call__
     try:
         yield
@@ -135,11 +135,11 @@ def _replaced_by(module: nn.Module, other: nn.Module) -> Iterator[None]:
 
 
 def through_wrapper(network: nn.Module, known: nn.Module) -> nn.Module:
-    """Return what to call in place of ``network``, which is being called now, to have its gradients averaged.
+    """Return the module to call in place of ``network``, during a call of it, so that gradients are averaged.
 
     Args:
         network: The network.
-        known: What this function returned before, which is kept if it still holds.
+        known: What this function returned before; returned again if it is still right.
 
     Example:
         >>> network = nn.Linear(2, 2)
@@ -153,10 +153,10 @@ def through_wrapper(network: nn.Module, known: nn.Module) -> nn.Module:
 
 
 def leaves_gradients(model: nn.Module) -> bool:
-    """Return whether a backward pass, now, leaves averaged gradients in the parameters.
+    """Return whether a backward pass would now leave averaged gradients in the parameters.
 
-    It does not under ``no_sync()``, nor after ``set_requires_gradient_sync(False)``, which makes ``fully_shard`` keep
-    the gradients of earlier micro-batches to itself.
+    It would not under ``no_sync()``, nor after ``set_requires_gradient_sync(False)``, when ``fully_shard`` accumulates
+    the gradients of micro-batches internally.
 
     Example:
         >>> leaves_gradients(nn.Linear(2, 2))
@@ -173,17 +173,18 @@ def leaves_gradients(model: nn.Module) -> bool:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Return whether a tensor is a DTensor. A meta-step asks a thousand times, nearly always about plain tensors."""
+    """Return whether a tensor is a DTensor."""
+    # Checks for plain tensors first: a meta-step calls this a thousand times, nearly always with them.
     return type(tensor) not in _PLAIN and getattr(tensor, "device_mesh", None) is not None
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Assemble the shards of a DTensor on all processes; return other tensors as they are."""
+    """Assemble the shards of a DTensor on all processes; return other tensors unchanged."""
     return cast("DTensor", tensor).full_tensor() if is_sharded(tensor) else tensor
 
 
 def shard_like(tensor: Tensor, pattern: Tensor) -> Tensor:
-    """Keep this process's shard of a tensor that all processes hold, as ``pattern`` is sharded (if it is)."""
+    """Shard a tensor that all processes hold in the same way as ``pattern``, if that is sharded."""
     if not is_sharded(pattern):
         return tensor
     from torch.distributed.tensor import DTensor, Replicate
@@ -194,9 +195,9 @@ def shard_like(tensor: Tensor, pattern: Tensor) -> Tensor:
 
 
 def summed_over_shards(values: Tensor, vector: list[Tensor]) -> Tensor:
-    """Complete sums ``[parts]`` over the local shards of a vector's parts: add those of the other processes.
+    """Add the other processes' sums to the sums ``[parts]`` over the local shards of each part of a vector.
 
-    A part that a dimension of the mesh replicates is not added along it.
+    Parts that a dimension of the mesh replicates are not added along that dimension.
     """
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
@@ -213,10 +214,9 @@ def summed_over_shards(values: Tensor, vector: list[Tensor]) -> Tensor:
 
 
 def fold_up(modules: Iterable[nn.Module]) -> None:
-    """Make modules under ``fully_shard`` drop the weights that they have assembled from shards.
+    """Make modules under ``fully_shard`` free the weights that they have assembled from shards.
 
-    A module may keep them, for instance after a forward pass without a backward pass, and would not notice that its
-    shards have moved.
+    A module may keep them, for instance after a forward pass without a backward pass, and would then use stale weights.
     """
     for module in modules:
         if isinstance(module, _sharded_module()):
@@ -225,7 +225,7 @@ def fold_up(modules: Iterable[nn.Module]) -> None:
 
 @functools.cache
 def _sharded_module() -> Any:
-    """Return what ``fully_shard`` makes of a module's class; importing it takes a while."""
+    """Return the class that ``fully_shard`` adds to a module; importing it is slow."""
     try:
         from torch.distributed.fsdp import FSDPModule
     except ImportError:  # before torch 2.6

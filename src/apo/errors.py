@@ -1,7 +1,4 @@
-"""The errors and the warning that ``apo`` raises on its own account.
-
-Wrong types and values of arguments raise Python's own ``TypeError`` and ``ValueError``.
-"""
+"""The exceptions and the warning of ``apo``; wrong arguments raise Python's ``TypeError`` and ``ValueError``."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ __all__ = ["ApoWarning", "MissingBatchError", "NonFiniteError", "NotLinearError"
 
 
 class ApoWarning(UserWarning):
-    """Something that does not stop training but that its owner should know.
+    """Something that does not stop training but that the user should know about.
 
     Example:
         >>> import warnings
@@ -46,7 +43,7 @@ class NonFiniteError(FloatingPointError):
 
 
 class ReplayError(RuntimeError):
-    """A forward pass that was observed cannot be run again at other weights.
+    """A recorded forward pass cannot be run again at other weights.
 
     Example:
         >>> issubclass(ReplayError, RuntimeError)

@@ -1,4 +1,4 @@
-"""The checkpoint of a run: one file, replaced in one stroke, that holds all that an exact resume needs."""
+"""The checkpoint of a run: one file, replaced atomically, with everything that an exact resume needs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Checkpoint:
 
     Args:
         directory: The run's folder.
-        every_seconds: How much work a crash may cost. Where saving is slow, it is done less often.
+        every_seconds: How much work a crash may cost. Slow saves are made less often.
 
     Example:
         >>> import tempfile
@@ -42,17 +42,17 @@ class Checkpoint:
         self._next = time.monotonic() + every_seconds
 
     def due(self) -> bool:
-        """Tell whether it is time to save."""
+        """Return whether it is time to save."""
         return time.monotonic() >= self._next
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Replace the checkpoint by ``state``, plain data and tensors.
 
         Raises:
-            UserError: It cannot be written; the checkpoint before it stands.
+            UserError: It cannot be written; the previous checkpoint is kept.
         """
         began = time.monotonic()
-        # By way of memory: torch's own writer reports a full disk in many ways, a plain write in one.
+        # Through memory: torch's own writer reports a full disk in many ways, a plain write in one.
         buffer = io.BytesIO()
         torch.save(dict(state), buffer)
         write_atomically(self.path, buffer.getbuffer())
@@ -62,7 +62,7 @@ class Checkpoint:
     def load(self, device: torch.device) -> dict[str, Any] | None:
         """Return what was saved, or None if nothing was.
 
-        What lay on the CPU stays there (an optimizer's step counts do); what lay on a GPU comes to ``device``.
+        Tensors saved on the CPU stay there (such as an optimizer's step counts); those from a GPU move to ``device``.
 
         Raises:
             UserError: The file is damaged.
@@ -74,9 +74,9 @@ class Checkpoint:
             return torch.load(self.path, map_location=elsewhere, weights_only=True)
         except Exception as error:  # a damaged file fails in torch, zipfile or pickle, each in its own way
             raise UserError(
-                f"{self.path} is damaged ({type(error).__name__}): delete it, and the same command starts the run anew."
+                f"{self.path} is damaged ({type(error).__name__}): delete it, and run the same command to start again."
             ) from error
 
     def remove(self) -> None:
-        """Delete the file; the run needs it no more."""
+        """Delete the file when the run no longer needs it."""
         remove(self.path)

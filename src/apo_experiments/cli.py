@@ -1,7 +1,6 @@
 """The command ``apo``: every figure and table of the paper from the command line.
 
-Exit codes: 0 all is well, 1 a run failed or diverged, 2 the user can mend it, 3 the time limit has passed, 130
-interrupted.
+Exit codes: 0 success, 1 a run failed or diverged, 2 the user can fix it, 3 the time limit has passed, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ __all__ = ["main"]
 
 _EXAMPLES = """\
 examples:
-  apo list                                what there is, and how long it takes
+  apo list                                the recipes, and how long they take
   apo run all --scale smoke               try everything in a few minutes
   apo run rosenbrock --scale paper        one figure of the paper
   apo report --out report.html            a page with all figures and tables
@@ -32,7 +31,7 @@ examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Carry out one command.
+    """Run one command.
 
     Args:
         arguments: What follows the program's name; the process's own by default.
@@ -46,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         -------  -------  --------------------------------------------  ---------
         protein  missing  UCI Protein: 45,730 decoys, 9 features, RMSD  CC BY 4.0
         <BLANKLINE>
-        The folder is nowhere; --data-dir or APO_DATA names another.
+        The folder is nowhere; choose another with --data-dir or APO_DATA.
         0
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -54,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _execute(parsed, words)
     finally:
-        _drop_what_nobody_reads()
+        _discard_unread_output()
 
 
 def _execute(parsed: argparse.Namespace, words: Sequence[str]) -> int:
@@ -69,7 +68,7 @@ def _execute(parsed: argparse.Namespace, words: Sequence[str]) -> int:
         _say(f"{'the time limit has passed' if time_is_up else 'interrupted'}.{again}")
         return 3 if time_is_up else 130
     except BrokenPipeError:
-        # Whoever read our output, such as `head`, has had enough, which is no fault where there is nothing but output.
+        # The reader of our output, such as `head`, has closed it. For a command that only prints, that is no error.
         return int(parsed.resumable)
     except Exception as error:
         hint = "" if parsed.debug else " (run with --debug for the traceback)"
@@ -94,14 +93,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says in one sentence what is wrong, instead of showing the whole usage first."""
+    """Reports an error in one sentence, without the usage."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; `{self.prog} --help` has examples.\n")
 
 
 class _Version(argparse.Action):
-    """Imports the library, which takes seconds, only when asked."""
+    """Imports the library, which takes seconds, only when it is used."""
 
     def __call__(self, parser: argparse.ArgumentParser, *rest: object) -> None:
         import apo
@@ -118,12 +117,12 @@ def _complain(sentence: str, debug: bool) -> None:
 
 
 def _say(sentence: str) -> None:
-    with suppress(OSError):  # the exit code tells, too
+    with suppress(OSError):  # the exit code says it too
         print(f"apo: {sentence}", file=sys.stderr)
 
 
-def _drop_what_nobody_reads() -> None:
-    """Let Python, which flushes at exit once more, not complain of a pipe that was closed, nor change the exit code."""
+def _discard_unread_output() -> None:
+    """Discard output to a closed pipe, so that Python's flush at exit neither complains nor changes the exit code."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

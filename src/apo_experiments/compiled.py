@@ -12,7 +12,7 @@ __all__ = ["CompiledNetwork"]
 
 @final
 class CompiledNetwork(nn.Module):
-    """Stands for a network in training; evaluation, with batches of another size, runs the network as it is.
+    """Replaces a network in training; evaluation, with batches of another size, runs the network itself.
 
     Args:
         network: The network.
@@ -27,7 +27,7 @@ class CompiledNetwork(nn.Module):
     def __init__(self, network: nn.Module, backend: str = "inductor") -> None:
         super().__init__()
         self.network = network
-        # A function instead of a compiled module: that one would be a second module over the same weights.
+        # A compiled function, because a compiled module would be a second module with the same weights.
         self._compiled = torch.compile(network.forward, backend=backend, dynamic=False)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a user sees of runs that go on side by side: plain lines, each with the name of its run."""
+"""The progress of parallel runs: plain lines, each with the name of its run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["CrowdProgress"]
 
 @final
 class CrowdProgress:
-    """Gives every run lines of its own.
+    """Gives every run its own lines.
 
     Args:
         runs: How many runs there will be.
-        metrics: The metric to tell at the end of a run, by recipe.
+        metrics: The metric to print at the end of a run, by recipe.
         stream: Where to write; standard error by default.
         every_seconds: How often a run may have a line.
 
@@ -31,9 +31,9 @@ class CrowdProgress:
         >>> with CrowdProgress(2, {}, sys.stdout) as shown:
         ...     first, second = shown.listener(config), shown.listener(config)
         ...     second.started(config, Budget(20, 10))
-        ...     first.message("going on from step 10 of 20")
+        ...     first.message("resuming from step 10 of 20")
         [2/2] rosenbrock SGD seed 0: started, 2 epochs of 10 steps
-        [1/2] rosenbrock SGD seed 0: going on from step 10 of 20
+        [1/2] rosenbrock SGD seed 0: resuming from step 10 of 20
     """
 
     def __init__(
@@ -51,20 +51,20 @@ class CrowdProgress:
             self.stream.flush()
 
     def listener(self, config: RunConfig) -> Listener:
-        """Return who tells of a run that is about to begin."""
+        """Return the listener of a run that is about to start."""
         self._begun += 1
         lines = PlainProgress(self.runs, self.metrics, self.stream, self.every_seconds, self._begun)
         return _OneOfMany(lines, f"[{self._begun}/{self.runs}] {config.recipe} {config.label} seed {config.seed}")
 
     def message(self, text: str) -> None:
         """Print something about all runs."""
-        with suppress(OSError):  # the runs go on if nobody reads
+        with suppress(OSError):  # the runs continue even if the output is closed
             print(text, file=self.stream, flush=True)
 
 
 @final
 class _OneOfMany:
-    """Plain lines whose messages have the name of the run, too."""
+    """Plain lines whose messages have the name of the run too."""
 
     def __init__(self, lines: PlainProgress, title: str) -> None:
         self._lines, self._title = lines, title

@@ -1,4 +1,4 @@
-"""Errors that a user of the command line can mend."""
+"""Errors that a user of the command line can fix."""
 
 from __future__ import annotations
 

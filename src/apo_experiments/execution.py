@@ -1,4 +1,4 @@
-"""Many runs, one after the other: what they have in common, and what comes of each."""
+"""Runs one after the other: their common settings, and their outcomes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["Assignment", "Failure", "Outcome", "in_turn", "outcome"]
 
 @dataclass(frozen=True)
 class Assignment:
-    """What all runs of a command have in common: plain data, so that it can be sent to another process.
+    """The common settings of all runs of a command: plain data, so that it can be sent to another process.
 
     Attributes:
         root: The folder of all runs.
         data_dir: The folder of the data sets.
-        deadline: When to stop, as from ``time.time()``.
+        deadline: When to stop, as a value of ``time.time()``.
         chosen_by: How hyperparameters were chosen, by recipe and label, for the records.
 
     Example:
@@ -51,21 +51,21 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a run did not come to its end.
+    """Why a run did not finish.
 
     Attributes:
-        reason: For users, without a full stop unless it is a sentence of its own.
-        details: The traceback, for those who ask.
-        mendable: Whether the user can mend it; then the other runs of the recipe would fail in the same way.
+        reason: For users, without a full stop unless it is a separate sentence.
+        details: The traceback, for ``--debug``.
+        fixable: Whether the user can fix it; then the other runs of the recipe would fail in the same way.
 
     Example:
-        >>> Failure("RuntimeError: out of luck").mendable
+        >>> Failure("RuntimeError: out of luck").fixable
         False
     """
 
     reason: str
     details: str = ""
-    mendable: bool = False
+    fixable: bool = False
 
 
 #: A run with its finished record, or with the reason why there is none.
@@ -75,19 +75,19 @@ Outcome = tuple[RunConfig, Record | Failure]
 def in_turn(
     configs: Sequence[RunConfig], assignment: Assignment, listener: Listener, left_out: set[str]
 ) -> Iterator[Outcome]:
-    """Carry out runs one after the other, in this process.
+    """Train runs one after the other, in this process.
 
     Args:
         configs: The runs.
-        assignment: What they have in common.
-        listener: Hears of them.
+        assignment: Their common settings.
+        listener: Receives their progress.
         left_out: Names of recipes that are not to be run; the caller may add to it between two outcomes.
 
     Yields:
         Each run with its finished record, or with the reason why there is none.
 
     Raises:
-        KeyboardInterrupt: It was interrupted, or time is up; the same call goes on.
+        KeyboardInterrupt: It was interrupted, or time is up; the same call resumes it.
     """
     for config in configs:
         if config.recipe not in left_out:
@@ -95,7 +95,7 @@ def in_turn(
 
 
 def outcome(assignment: Assignment, config: RunConfig, listener: Listener) -> Record | Failure:
-    """Train one run and return its record, or why there is none.
+    """Train one run and return its record, or why it failed.
 
     Raises:
         KeyboardInterrupt: It was interrupted, or time is up.
@@ -103,6 +103,6 @@ def outcome(assignment: Assignment, config: RunConfig, listener: Listener) -> Re
     try:
         return assignment.train(config, listener)
     except UserError as error:
-        return Failure(str(error), traceback.format_exc(), mendable=True)
+        return Failure(str(error), traceback.format_exc(), fixable=True)
     except Exception as error:
         return Failure(f"{type(error).__name__}: {error}", traceback.format_exc())

@@ -1,4 +1,4 @@
-"""Writing to disk so that a crash or a full disk leaves either the old content or the new one, never a half."""
+"""Writing to disk so that a crash or a full disk leaves either the old content or the new, never a part."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
+def explained(path: Path, option: str = "--runs") -> Iterator[None]:
     """Turn a failure to write ``path`` into one sentence for the user.
 
+    Args:
+        path: The file.
+        option: The command-line option that sets where it is.
+
     Raises:
-        UserError: Whatever the system said, and what to do about it.
+        UserError: What the system reported, and what to do about it.
 
     Example:
         >>> with explained(Path("runs/record.jsonl")):
@@ -28,33 +32,34 @@ def explained(path: Path) -> Iterator[None]:
         Traceback (most recent call last):
         ...
         apo_experiments.errors.UserError: runs/record.jsonl cannot be written because the disk is full: free some space
-        and give the same command again.
+        and run the same command again.
     """
     try:
         yield
     except OSError as error:
         if error.errno in _FULL:
             raise UserError(
-                f"{path} cannot be written because the disk is full: free some space and give the same command again."
+                f"{path} cannot be written because the disk is full: free some space and run the same command again."
             ) from error
         reason = error.strerror or str(error)
         raise UserError(
-            f"{path} cannot be written ({reason}): mend that or choose another folder with --runs."
+            f"{path} cannot be written ({reason}): fix that or choose another place with {option}."
         ) from error
 
 
-def write_atomically(path: Path, content: bytes | memoryview) -> None:
-    """Replace the content of ``path`` in one stroke that survives a power cut.
+def write_atomically(path: Path, content: bytes | memoryview, option: str = "--runs") -> None:
+    """Replace the content of ``path`` atomically, even if the power fails.
 
-    The content goes to a temporary file beside it, to the disk, and only then takes the name. A link stays one, and its
-    target is replaced. What is no regular file, such as a pipe, is written as it is.
+    The content is written to a temporary file next to it, flushed to the disk, and then renamed. A link stays a link,
+    and its target is replaced. Anything but a regular file, such as a pipe, is written directly.
 
     Args:
-        path: The file; folders above it are made.
+        path: The file; its folders are created.
         content: All of its bytes.
+        option: The command-line option that sets where it is, for the error message.
 
     Raises:
-        UserError: The disk is full or cannot be written; the old file stands, and no temporary one is left.
+        UserError: The disk is full or cannot be written; the old file is kept, and no temporary one is left.
 
     Example:
         >>> import tempfile
@@ -63,7 +68,7 @@ def write_atomically(path: Path, content: bytes | memoryview) -> None:
         ...     (Path(folder) / "run" / "note.txt").read_text()
         'done'
     """
-    with explained(path):
+    with explained(path, option):
         if path.exists() and not path.is_file():
             _write_all(path, content, 0, flush=False)
         else:
@@ -71,11 +76,11 @@ def write_atomically(path: Path, content: bytes | memoryview) -> None:
 
 
 def append(path: Path, content: bytes) -> None:
-    """Add ``content`` at the end of a file; if it does not fit, the file is as before.
+    """Append ``content`` to a file; if that fails, the file is unchanged.
 
     Args:
         path: The file, which exists.
-        content: What to add. A process that is killed meanwhile may leave a part of it.
+        content: What to add. A process that is killed while writing may leave a part of it.
 
     Raises:
         UserError: The disk is full or cannot be written.
@@ -99,7 +104,7 @@ def append(path: Path, content: bytes) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a file, and what a process that was killed while writing it has left.
+    """Delete a file, and temporary files of processes that were killed while writing it.
 
     Raises:
         UserError: The folder cannot be written.
@@ -113,7 +118,7 @@ def remove(path: Path) -> None:
 
 
 def flush_to_disk(path: Path) -> None:
-    """Wait until a file or the names in a folder are on the disk, where the system can say so.
+    """Wait until a file or a folder is on the disk, if the system supports that.
 
     Example:
         >>> flush_to_disk(Path("."))
@@ -121,7 +126,7 @@ def flush_to_disk(path: Path) -> None:
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError:
-        return  # some systems do not open folders
+        return  # some systems cannot open folders
     try:
         os.fsync(handle)
     except OSError as error:

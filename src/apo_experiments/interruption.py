@@ -1,6 +1,6 @@
-"""Ctrl-C, SIGTERM and a time limit as wishes that the training loop grants between two steps.
+"""Ctrl-C, SIGTERM and a time limit as requests that the training loop handles between two steps.
 
-An exception in the middle of a step would leave weights and optimizer at odds, and nothing worth saving.
+An exception in the middle of a step would leave weights and optimizer inconsistent, with nothing to save.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ __all__ = ["Interruption", "TimeIsUp", "check_time", "interruptible"]
 
 @final
 class TimeIsUp(KeyboardInterrupt):
-    """The time limit has passed; all is saved, and the same command goes on.
+    """The time limit has passed; everything is saved, and the same command resumes.
 
-    An interruption like others, so that whatever cleans up after Ctrl-C cleans up after this.
+    A KeyboardInterrupt, so that the clean-up after Ctrl-C also applies here.
     """
 
 
@@ -44,7 +44,7 @@ class Interruption:
     """Whether it is time to stop, and why.
 
     Args:
-        deadline: When time is up, as from ``time.time()``.
+        deadline: When time is up, as a value of ``time.time()``.
 
     Attributes:
         requested: Set by the first signal.
@@ -64,7 +64,7 @@ class Interruption:
         return self.requested or (self.deadline is not None and time.time() >= self.deadline)
 
     def obey(self) -> None:
-        """Raise what a signal or the time limit stands for, if it is due.
+        """Raise the exception of a signal or of the time limit, if it is due.
 
         Raises:
             KeyboardInterrupt: A signal came.
@@ -87,10 +87,10 @@ class Interruption:
 
 @contextmanager
 def interruptible(deadline: float | None = None) -> Iterator[Interruption]:
-    """Note SIGINT and SIGTERM instead of obeying them at once; outside the main thread nothing changes.
+    """Postpone SIGINT and SIGTERM; outside the main thread nothing changes.
 
     Args:
-        deadline: When time is up, as from ``time.time()``.
+        deadline: When time is up, as a value of ``time.time()``.
 
     Example:
         >>> import os

@@ -1,4 +1,4 @@
-"""Whoever watches a run: the command line's display, a sweep, or nobody."""
+"""Listeners receive the progress of runs: the command line's display, a sweep, or none."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ __all__ = ["Listener", "Silence"]
 
 
 class Listener(Protocol):
-    """Whoever wants to see how a run gets on.
+    """Receives the progress of a run.
 
     Example:
         >>> listener: Listener = Silence()
-        >>> listener.message("nobody hears this")
+        >>> listener.message("this is ignored")
     """
 
     def started(self, config: RunConfig, budget: Budget) -> None:
-        """A run begins, or goes on; one that was finished before is only reported as ``finished``."""
+        """A run starts or resumes; one that was finished before is only reported as ``finished``."""
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """An epoch is over; or it is not, and the row tells of its steps so far and has no metrics."""
+        """An epoch is over; if it is not, the row covers its steps so far and has no metrics."""
 
     def finished(self, record: Record) -> None:
-        """The run has come to its end."""
+        """The run has finished."""
 
     def message(self, text: str) -> None:
-        """Something worth a line."""
+        """A message for the user."""
 
 
 @final
 class Silence:
-    """A listener that says nothing.
+    """A listener that ignores everything.
 
     Example:
         >>> Silence().row({"step": 1})
     """
 
     def started(self, config: RunConfig, budget: Budget) -> None:
-        """Say nothing."""
+        """Ignore it."""
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """Say nothing."""
+        """Ignore it."""
 
     def finished(self, record: Record) -> None:
-        """Say nothing."""
+        """Ignore it."""
 
     def message(self, text: str) -> None:
-        """Say nothing."""
+        """Ignore it."""

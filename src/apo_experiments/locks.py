@@ -1,7 +1,7 @@
-"""One process at a time on one run.
+"""At most one process per run.
 
-The lock is the kernel's (``flock``), held on a file in the run's folder: it ends with the process, however that
-ends, so the file that a killed process leaves behind locks nobody out.
+The lock is the kernel's (``flock``) on a file in the run's folder: it ends with the process, even if that is killed, so
+a file that is left behind does no harm.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from apo_experiments.files import explained
 
 try:
     import fcntl
-except ImportError:  # Windows has no flock: there, keeping to one process is left to the user
+except ImportError:  # Windows has no flock: there the user has to make sure
     fcntl = None
 
 __all__ = ["locked"]
@@ -28,10 +28,10 @@ _HELD = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES}
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Keep other processes away from the run in ``directory``.
+    """Lock the run in ``directory`` against other processes.
 
     Args:
-        directory: The run's folder, which is made if need be.
+        directory: The run's folder, created if necessary.
 
     Raises:
         UserError: Another process holds it.
@@ -52,7 +52,7 @@ def locked(directory: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)  # before the lock is given up: afterwards the file may be another's
+        path.unlink(missing_ok=True)  # before the lock is released: afterwards the file may belong to another process
         os.close(handle)
 
 
@@ -67,7 +67,7 @@ def _acquire(path: Path) -> int:
         except BaseException:
             os.close(handle)
             raise
-        os.close(handle)  # its owner deleted the file while we waited: the next attempt makes a new one
+        os.close(handle)  # its owner deleted the file while we waited: the next attempt creates a new one
 
 
 def _lock(handle: int, path: Path) -> None:
@@ -81,19 +81,19 @@ def _lock(handle: int, path: Path) -> None:
         holder = os.pread(handle, 200, 0).decode(errors="replace").strip() or "another one"
         raise UserError(
             f"{path.parent} is being trained by another process ({holder}): wait for it to end, or end it, "
-            "and give the command again."
+            "and run the command again."
         ) from error
 
 
 def _sign(handle: int) -> None:
-    """Say who holds the lock: a courtesy, so a full disk is no reason to fail here."""
+    """Write who holds the lock; only for information, so a full disk is no reason to fail."""
     with suppress(OSError):
         os.ftruncate(handle, 0)
         os.write(handle, f"{os.getpid()} on {platform.node()}\n".encode())
 
 
 def _is_still(path: Path, handle: int) -> bool:
-    """Tell whether the file that was opened is the one that has the name now."""
+    """Return whether the opened file is still the one at this path."""
     try:
         named = os.stat(path)
     except FileNotFoundError:

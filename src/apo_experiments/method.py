@@ -1,4 +1,4 @@
-"""How it is trained: a method builds a stepper for a problem."""
+"""Methods: each builds a stepper for a problem."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ class Stepper(ABC):
 
     @abstractmethod
     def step(self, inputs: Any, target: Any) -> Tensor:
-        """Take one training step, schedule included, and return the loss, detached, on the device."""
+        """Take one training step, including the schedule, and return the detached loss on the device."""
 
     @abstractmethod
     def rate(self) -> float:
-        """Return the learning rate in force (of the first param group)."""
+        """Return the current learning rate (of the first param group)."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return all that an exact resume needs beside the network's weights, as plain data."""
+        """Return everything that an exact resume needs besides the network's weights, as plain data."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where :meth:`state_dict` was called; the network's weights have been loaded before."""
+        """Resume exactly where :meth:`state_dict` was called, after the network's weights have been loaded."""
 
     def telemetry(self) -> dict[str, float]:
-        """Return further figures for the record, such as the terms of Q at the last meta-step."""
+        """Return more values for the record, such as the terms of Q at the last meta-step."""
         return {}
 
 

@@ -1,4 +1,4 @@
-"""What is trained: a network, a loss, a stream of batches and a way to judge the result."""
+"""Problems: a network, a loss, a stream of batches and an evaluation."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["Batches", "Budget", "Problem"]
 
 
 class Batches(ABC):
-    """An endless stream of training batches that lie on the training device.
+    """An endless stream of training batches on the training device.
 
-    The order of the data depends on the seed and on nothing else, and :meth:`state_dict` finds the place again.
+    The order of the data depends only on the seed, and :meth:`state_dict` saves the position.
     """
 
     #: How many batches make an epoch.
@@ -33,7 +33,7 @@ class Batches(ABC):
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the batch that would have been next."""
+        """Continue with the batch that would have been next."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class Problem:
         model: The network, initialised.
         loss: ``loss(output, target)``, a scalar.
         batches: The training data.
-        evaluate: Returns the metrics of the network as it is, without touching its state, its modes or random streams.
+        evaluate: Returns the metrics of the network without changing its state, its modes or random number generators.
         discrepancy: The divergence for APO's function-space term.
-        trained_as: What training passes call in place of the model: the same weights, computed faster. None for the
+        trained_as: What training passes call instead of the model: the same weights, computed faster. None for the
             model itself.
     """
 

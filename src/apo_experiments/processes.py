@@ -1,6 +1,6 @@
-"""Worker processes on this machine: how they begin, how they are asked to stop, and how they end with their parent.
+"""Worker processes on this machine: how they start, stop on request, and end with their parent.
 
-Processes, not threads, since torch's random streams belong to the process.
+Processes, not threads, since torch's random number generators belong to the process.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def start(
 
 
 def ask_to_stop(processes: Iterable[BaseProcess]) -> None:
-    """Ask workers to stop: a wish, which training grants after the step at hand."""
+    """Ask workers to stop; training does so after the current step."""
     for process in processes:
         process.terminate()
 
 
 def become_worker() -> None:
-    """Make this process one that stops in an orderly way when it is asked to, or when its parent is gone."""
-    # While a run trains, the loop waits for the end of a step; everything else can be left at once.
+    """Make this process stop cleanly on request, or when its parent is gone."""
+    # While a run trains, the loop waits for the end of a step; everything else can stop at once.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -67,9 +67,9 @@ def become_worker() -> None:
 
 @contextmanager
 def few_threads(jobs: int) -> Iterator[None]:
-    """Let processes that are started here share the cores, unless the user has said how many threads they take.
+    """Make processes that are started here share the cores, unless the user has set the number of threads.
 
-    A variable, since torch and its libraries read it when they are imported.
+    It is an environment variable, because torch and its libraries read it when they are imported.
 
     Example:
         >>> with few_threads(10_000):
@@ -88,9 +88,9 @@ def few_threads(jobs: int) -> Iterator[None]:
 
 @contextmanager
 def _ctrl_c_ignored() -> Iterator[None]:
-    """Let processes that are started here ignore Ctrl-C, which a terminal sends to all: the parent passes it on.
+    """Make processes that are started here ignore Ctrl-C, which a terminal sends to all: the parent forwards it.
 
-    A worker that got both would take the second one for impatience, and leave no checkpoint.
+    A worker that got both would treat the second one as a request to stop without a checkpoint.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

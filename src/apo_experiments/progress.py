@@ -1,6 +1,6 @@
-"""What a user sees while runs go on: a live line on a terminal, plain lines in a log.
+"""The progress of runs: a live line on a terminal, plain lines in a log.
 
-Both go to standard error, so that standard output holds the results alone.
+Both go to standard error, so that standard output has only the results.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Display", "LiveProgress", "Pace", "PlainProgress", "display", "durat
 
 
 class Display(Listener, AbstractContextManager["Display"], Protocol):
-    """A listener that is closed when all runs are over."""
+    """A listener that is closed when all runs have ended."""
 
 
 def display(runs: int | None, metrics: Mapping[str, str], stream: TextIO | None = None) -> Display:
@@ -31,7 +31,7 @@ def display(runs: int | None, metrics: Mapping[str, str], stream: TextIO | None 
 
     Args:
         runs: How many runs there will be, if that is known.
-        metrics: The metric to tell at the end of a run, by recipe.
+        metrics: The metric to print at the end of a run, by recipe.
         stream: Where to write; standard error by default.
 
     Example:
@@ -62,7 +62,7 @@ def duration(seconds: float) -> str:
 
 @final
 class Pace:
-    """How fast a run goes, and so how long it still takes.
+    """How fast a run is, and how long it will still take.
 
     The first two rows of this session give wall time, which includes evaluation; before that the training time
     of all sessions has to do.
@@ -81,7 +81,7 @@ class Pace:
         self._first: tuple[int, float] | None = None
 
     def left(self, row: Mapping[str, Any], now: float | None = None) -> float:
-        """Return the seconds that are left, told from the newest row."""
+        """Return the seconds that are left, estimated from the newest row."""
         now = time.monotonic() if now is None else now
         step = row["step"]
         if self._first is None or step <= self._first[0]:
@@ -94,11 +94,11 @@ class Pace:
 
 @final
 class PlainProgress:
-    """One line a row, at most every few seconds.
+    """One line per row, at most every few seconds.
 
     Args:
         runs: How many runs there will be.
-        metrics: The metric to tell at the end of a run, by recipe.
+        metrics: The metric to print at the end of a run, by recipe.
         stream: Where to write.
         every_seconds: How often a line may come.
         first: The number of the first run.
@@ -133,11 +133,11 @@ class PlainProgress:
             self.stream.flush()
 
     def started(self, config: RunConfig, budget: Budget) -> None:
-        """Say so."""
+        """Print the run and its length."""
         self._pace = Pace(budget)
         self._quiet_until = 0.0
         length = (
-            f"{_counted(budget.steps // budget.steps_per_epoch, 'epoch')} of {_counted(budget.steps_per_epoch, 'step')}"
+            f"{counted(budget.steps // budget.steps_per_epoch, 'epoch')} of {counted(budget.steps_per_epoch, 'step')}"
         )
         self._print(f"{self._titles.begin(config)}: started, {length}")
 
@@ -163,17 +163,17 @@ class PlainProgress:
         self._print(text)
 
     def _print(self, line: str) -> None:
-        with suppress(OSError):  # training goes on if nobody reads
+        with suppress(OSError):  # training continues even if the output is closed
             print(line, file=self.stream, flush=True)
 
 
 @final
 class LiveProgress:
-    """A line that is redrawn for the run at hand; finished runs scroll away above it. Needs the package rich.
+    """A line that is redrawn for the current run; finished runs scroll away above it. Needs the package rich.
 
     Args:
         runs: How many runs there will be.
-        metrics: The metric to tell at the end of a run, by recipe.
+        metrics: The metric to print at the end of a run, by recipe.
         stream: A terminal.
     """
 
@@ -226,7 +226,7 @@ class LiveProgress:
     def _drop(self) -> None:
         if self._task is not None:
             self._progress.remove_task(self._task)
-            self._progress.refresh()  # or the line is printed once more under the result
+            self._progress.refresh()  # or the line would be printed again below the result
         self._task = self._pace = None
 
 
@@ -251,7 +251,7 @@ class _Titles:
         took = f"in {duration((record.summary or {}).get('seconds') or 0.0)}"
         if self._running != record.config.identity():
             self.begin(record.config)
-            # The processes of a sweep tell of their runs only when they end.
+            # The processes of a sweep report a run only when it ends.
             took = took if self.runs is None else "(finished before)"
         self._running = None
         return f"{self.now}: {self._outcome(record)} {took}"
@@ -263,7 +263,8 @@ class _Titles:
         return f"{metric} {figure_text(value(record, metric))}" if metric else "finished"
 
 
-def _counted(number: int, thing: str) -> str:
+def counted(number: int, thing: str) -> str:
+    """Return a number with the singular or plural of a word."""
     return f"{number} {thing}" + ("s" if number != 1 else "")
 
 

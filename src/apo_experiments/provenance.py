@@ -51,7 +51,7 @@ def command() -> list[str]:
 def commit() -> str | None:
     """Return the commit of this source tree, ``-dirty`` if files differ from it.
 
-    ``$APO_COMMIT`` has the last word, for copies that are no checkout or whose git knows nothing of the copying.
+    ``$APO_COMMIT`` takes precedence, for copies that are not a checkout or that git does not know about.
 
     Example:
         >>> commit() is None or len(commit()) >= 40
@@ -59,7 +59,7 @@ def commit() -> str | None:
     """
     if told := os.environ.get("APO_COMMIT"):
         return told
-    # An installed copy may lie inside somebody else's repository: only a tree that knows this file counts.
+    # An installed copy may be inside another repository: only a tree that tracks this file counts.
     if _git("ls-files", "--error-unmatch", Path(__file__).name) is None:
         return None
     head = _git("rev-parse", "HEAD")
@@ -106,7 +106,7 @@ def _cpu() -> str:
 
 
 def _git(*arguments: str) -> str | None:
-    """Return what git says about the folder of this file, or None if it says no or is not there."""
+    """Return the output of git for the folder of this file, or None if it fails or is not installed."""
     try:
         answer = subprocess.run(
             ["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=True

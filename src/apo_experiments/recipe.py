@@ -1,4 +1,4 @@
-"""What is shown: one figure or table of the paper, at three scales."""
+"""Recipes: one figure or table of the paper each, at three scales."""
 
 from __future__ import annotations
 
@@ -84,8 +84,9 @@ class Recipe:
         metric: The metric that the table shows, and ``goal`` whether "min" or "max" is better.
         figure: Name of the figure in :mod:`apo_experiments.figures`.
         notes: What the paper claims, and what a reader should know.
-        compute: For what is no training run (Figure 1's exact updates): returns the rows of the record and the final
-            metrics from the options, the setting and the entry's hyperparameters. ``task`` is not called then.
+        compute: For a recipe that is not a training run (Figure 1's exact updates): returns the rows of the record and
+            the final metrics from the options, the setting and the entry's hyperparameters. ``task`` is not called
+            then.
     """
 
     name: str

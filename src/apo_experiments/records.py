@@ -1,15 +1,15 @@
-"""The record of a run: ``record.jsonl``, one JSON object a line.
+"""The record of a run: ``record.jsonl``, one JSON object per line.
 
 - ``{"kind": "header", "config": {...}, "command": [...], "commit": ..., "versions": {...}, "hardware": {...},
   "started": ...}`` comes first, with ``"chosen_by": {...}`` where validation runs chose the hyperparameters, and
   ``"run"`` or ``"sweep"`` where such a command found the run finished (see :mod:`~apo_experiments.roles`);
 - ``{"kind": "row", "step": ..., "epoch": ..., "train_loss": ..., "rate": ..., <metrics>, "seconds": ...}`` after every
   epoch: the mean loss of its steps, then the learning rate and the metrics at its end, and the seconds of training so
-  far (evaluation left out);
+  far (without evaluation);
 - ``{"kind": "summary", "metrics": {...}, "best": {...}, "seconds": ..., "steps": ..., "diverged": ...,
   "finished": ...}`` at the end, so a run with a summary is a finished one.
 
-A number that is infinite or NaN is ``null``, since JSON knows neither.
+Infinite numbers and NaN become ``null``, since JSON has neither.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class Record:
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end."""
+        """Whether the run has finished."""
         return self.summary is not None
 
 
 @final
 class RecordWriter:
-    """Writes the record of one run, or goes on with one that is there.
+    """Writes the record of one run, or continues an existing one.
 
     Args:
         directory: The run's folder.
@@ -101,7 +101,7 @@ class RecordWriter:
         append(self.path, b"".join(_line({"kind": "row", **row}) for row in rows))
 
     def truncate_to(self, step: int) -> list[dict[str, Any]]:
-        """Drop all rows after ``step`` and return the others; at 0 the run starts anew, with a header of today."""
+        """Drop all rows after ``step`` and return the others; at 0 the run starts again, with a new header."""
         if step == 0:
             write_atomically(self.path, _line(self._header()))
             return []
@@ -111,7 +111,7 @@ class RecordWriter:
         return rows
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Add the summary, which makes the run a finished one."""
+        """Add the summary, which marks the run as finished."""
         append(self.path, _line({"kind": "summary", **summary, "finished": _now()}))
         self.sync()
 
@@ -129,7 +129,7 @@ class RecordWriter:
 def read(path: Path) -> Record:
     """Read a record.
 
-    A line that a crash has torn, and whatever follows it, counts as not written.
+    A line that a crash has cut off, and everything after it, counts as not written.
 
     Args:
         path: The file ``record.jsonl``.
@@ -141,14 +141,13 @@ def read(path: Path) -> Record:
         >>> read(Path("nowhere") / NAME)
         Traceback (most recent call last):
         ...
-        apo_experiments.errors.UserError: nowhere/record.jsonl is missing or damaged: give the command of its
-        run again.
+        apo_experiments.errors.UserError: nowhere/record.jsonl is missing or damaged: run its command again.
     """
     lines = _readable_lines(path)
     try:
         config = RunConfig.from_record(lines[0]["config"])
     except (IndexError, KeyError, TypeError):
-        raise UserError(f"{path} is missing or damaged: give the command of its run again.") from None
+        raise UserError(f"{path} is missing or damaged: run its command again.") from None
     rows = [line for line in lines if line["kind"] == "row"]
     summaries = [line for line in lines if line["kind"] == "summary" and isinstance(line.get("metrics", {}), dict)]
     return Record(config, lines[0], rows, summaries[-1] if summaries else None)
@@ -183,7 +182,7 @@ def _readable_lines(path: Path) -> list[dict[str, Any]]:
     except OSError:
         return []
     lines = []
-    # What follows the last newline is torn even where it happens to be readable.
+    # What follows the last newline is incomplete even if it happens to be readable.
     for line in content.split(b"\n")[:-1]:
         try:
             parsed = json.loads(line)
@@ -200,7 +199,7 @@ def _line(content: Mapping[str, Any]) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """Return ``value`` as JSON can hold it."""
+    """Convert ``value`` to what JSON can store."""
     if isinstance(value, Mapping):
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
@@ -209,7 +208,7 @@ def _plain(value: Any) -> Any:
         return float(value) if math.isfinite(value) else None
     if value is None or isinstance(value, (bool, int, str)):
         return value
-    # Tensors and numpy's arrays and numbers say what they hold; anything else, such as a path, by its name.
+    # Tensors and numpy values become numbers or lists; anything else, such as a path, becomes its string.
     return _plain(value.tolist()) if hasattr(value, "tolist") else str(value)
 
 

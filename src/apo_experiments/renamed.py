@@ -1,4 +1,4 @@
-"""Settings that have the library's names now, and what they were called before.
+"""Former names of settings, which now have the library's names.
 
 Records keep the settings of their runs, and commands are in scripts and on pages, so the former names are still read:
 
@@ -27,7 +27,7 @@ _LENGTH, _KNOWN = "total_steps", "auto"
 
 
 def of_today(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the complete settings of a recorded run under the names of today, in the same order.
+    """Return the complete settings of a recorded run under their current names, in the same order.
 
     Example:
         >>> of_today({"other_batch_share": "rising", "sigma": 2.0})
@@ -66,14 +66,14 @@ def as_first_named(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_words_of_today(settings: Sequence[str], grid: Sequence[str] = ()) -> tuple[list[str], list[str], list[str]]:
-    """Return the pairs of ``--set`` and of ``--grid`` under the names of today, and a sentence on each that was not.
+    """Return the pairs of ``--set`` and of ``--grid`` under their current names, and a sentence on each change.
 
     Args:
-        settings: Pairs such as ``"lr=0.1"``; what is no pair stays as it is.
+        settings: Pairs such as ``"lr=0.1"``; anything else is left unchanged.
         grid: Pairs such as ``"lr=0.1,0.03"``.
 
     Raises:
-        UserError: A setting was given under both of its names, or there is no name of today for what was given.
+        UserError: A setting was given under both of its names, or has no current name.
 
     Example:
         >>> in_words_of_today(["lr=0.1", "sigma=2"])

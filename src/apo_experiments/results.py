@@ -1,4 +1,4 @@
-"""From records to results: which runs belong together, their mean and spread, and how they stand beside the paper's."""
+"""From records to results: which runs belong together, their mean and spread, and the comparison with the paper."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Result:
-    """What the runs of one entry of a recipe gave.
+    """The result of the runs of one entry of a recipe.
 
     Attributes:
         label: The entry's label.
         values: The recipe's metric at the end of each run that has one, by seed.
         diverged: How many runs diverged.
-        unfinished: How many runs have not come to their end.
+        unfinished: How many runs have not finished.
         paper: The paper's figure.
 
     Example:
@@ -66,7 +66,7 @@ class Result:
         return max(self.values, default=None)
 
     def spread(self) -> str:
-        """Say from where to where the seeds go; nothing if there are not several.
+        """Return the range over the seeds; empty for a single seed.
 
         Example:
             >>> Result("SGDm", (75.0, 76.0)).spread(), Result("SGDm", (75.0,)).spread()
@@ -90,11 +90,11 @@ def value(record: Record, metric: str) -> float | None:
 
 
 def current(recipe: Recipe, scale: str, records: Iterable[Record]) -> list[Record]:
-    """Return the runs that stand for a recipe at a scale: one setting for each entry, in the recipe's order.
+    """Return the runs that represent a recipe at a scale: one setting for each entry, in the recipe's order.
 
     Sweeps and ``--set`` leave runs of the same entry with other settings. The last setting that was chosen by a sweep
-    is preferred, and then the one that the recipe plans today; where that has not been run either, the one that was
-    started last. Where there is nothing but a sweep, its best point stands for the entry.
+    is preferred, then the one that the recipe plans now; if neither has been run, the one that was started last. If
+    there is only a sweep, its best point represents the entry.
 
     Args:
         recipe: The recipe.
@@ -125,7 +125,7 @@ def current(recipe: Recipe, scale: str, records: Iterable[Record]) -> list[Recor
 
 
 def summarise(recipe: Recipe, records: Iterable[Record]) -> list[Result]:
-    """Return one result for each entry of a recipe, also for those without records.
+    """Return one result for each entry of a recipe, including those without records.
 
     Args:
         recipe: The recipe.
@@ -146,7 +146,7 @@ def summarise(recipe: Recipe, records: Iterable[Record]) -> list[Result]:
 
 
 def result(recipe: Recipe, label: str, records: Sequence[Record]) -> Result:
-    """Return what runs with one setting of a method gave.
+    """Return the result of runs with one setting of a method.
 
     Example:
         >>> recipe = Recipe("r", "", "", None, {}, (), {}, (), metric="loss", goal="min")
@@ -184,7 +184,7 @@ def leader(recipe: Recipe, results: Iterable[Result], paper: bool = False) -> Re
 
 
 def findings(recipe: Recipe, scale: str, results: Sequence[Result]) -> list[str]:
-    """Say in sentences who is in front and where our runs fall short of the paper.
+    """Return sentences on which method is best and where our runs are worse than the paper.
 
     Example:
         >>> recipe = Recipe("r", "", "", None, {}, (), {}, (), metric="accuracy", goal="max")
@@ -214,7 +214,7 @@ def findings(recipe: Recipe, scale: str, results: Sequence[Result]) -> list[str]
 
 
 def figure_text(number: float | None) -> str:
-    """Write a number with four digits, also where they are zeros, or a dash for none.
+    """Format a number with four digits, including trailing zeros, or a dash for None.
 
     Example:
         >>> figure_text(94.7512), figure_text(78.0), figure_text(1.3e-13), figure_text(None)
@@ -224,7 +224,7 @@ def figure_text(number: float | None) -> str:
 
 
 def set_words(settings: Mapping[str, Any]) -> list[str]:
-    """Write settings as ``--set`` takes them.
+    """Format settings as ``--set`` takes them.
 
     Example:
         >>> set_words({"lr": 0.1, "betas": (0.9, 0.99), "clip": None})
@@ -235,7 +235,7 @@ def set_words(settings: Mapping[str, Any]) -> list[str]:
 
 
 def variant(config: RunConfig) -> str:
-    """Return what decides a run beside its seed and device; the same for a plan and for a record of it.
+    """Return what identifies a run apart from its seed and device; the same for a plan and for its record.
 
     Example:
         >>> first, second = (RunConfig("r", "SGD", "sgd", "cpu", seed=seed, epochs=1) for seed in (0, 1))
@@ -251,7 +251,7 @@ def _start(record: Record) -> str:
 
 
 def _paper_leader(recipe: Recipe, results: Sequence[Result]) -> Result | None:
-    """Return who is in front in the paper, if all that it compares are among the results."""
+    """Return the paper's best method, if all that it compares are among the results."""
     labels = {result.label for result in results}
     whole = all(entry.label in labels for entry in recipe.entries if entry.paper is not None)
     return leader(recipe, results, paper=True) if whole else None

@@ -1,6 +1,6 @@
-"""What a run was made for: to try a point of a sweep, to be a result, or both.
+"""The purpose of a run: a point of a sweep, a result, or both.
 
-The header of a record has the command that began the run. A command that finds it finished trains nothing, so it leaves
+The header of a record has the command that started the run. A command that finds it finished trains nothing, so it adds
 a note there: ``"run": {"command": [...], "chosen_by": {...}}`` or ``"sweep": {"command": [...]}``.
 """
 
@@ -22,7 +22,7 @@ __all__ = ["as_result", "as_trial", "chosen_by", "is_swept", "is_trial", "trial_
 
 
 def is_trial(record: Record) -> bool:
-    """Tell whether a sweep has tried a run, whoever trained it.
+    """Return whether a sweep has tried a run, no matter which command trained it.
 
     Example:
         >>> from apo_experiments.runs import RunConfig
@@ -34,7 +34,7 @@ def is_trial(record: Record) -> bool:
 
 
 def is_swept(record: Record) -> bool:
-    """Tell whether a run belongs to a sweep alone.
+    """Return whether a run belongs only to a sweep.
 
     Example:
         >>> from apo_experiments.runs import RunConfig
@@ -65,7 +65,7 @@ def chosen_by(record: Record) -> Mapping[str, Any] | None:
 
 
 def as_result(record: Record, directory: Path, origin: Mapping[str, Any] | None) -> Record:
-    """Note that ``apo run`` has asked for a run that a sweep had begun.
+    """Note that ``apo run`` includes a run that a sweep had started.
 
     Args:
         record: Its record.
@@ -73,7 +73,7 @@ def as_result(record: Record, directory: Path, origin: Mapping[str, Any] | None)
         origin: How its hyperparameters were chosen.
 
     Returns:
-        The record with the note, or as it was if there is nothing to note.
+        The record with the note, or unchanged if there is nothing to note.
     """
     begun_by_sweep = _is_sweep(record.header.get("command") or []) and not _is_sweep(provenance.command())
     if begun_by_sweep and ("run" not in record.header or (origin and not chosen_by(record))):
@@ -82,14 +82,14 @@ def as_result(record: Record, directory: Path, origin: Mapping[str, Any] | None)
 
 
 def as_trial(record: Record, directory: Path) -> Record:
-    """Note that a sweep has tried a run that was there before; see :func:`as_result`."""
+    """Note that a sweep includes an existing run; see :func:`as_result`."""
     return record if is_trial(record) else _noted(record, directory, "sweep", {})
 
 
 def _noted(record: Record, directory: Path, role: str, facts: Mapping[str, Any]) -> Record:
     note = {"command": provenance.command(), **facts}
     path = directory / NAME
-    with suppress(UserError, OSError):  # records that are read-only serve as well without the note
+    with suppress(UserError, OSError):  # read-only records work without the note
         first, _, rest = path.read_bytes().partition(b"\n")
         header = {**json.loads(first), role: note}
         write_atomically(path, json.dumps(header).encode() + b"\n" + rest)
@@ -97,5 +97,5 @@ def _noted(record: Record, directory: Path, role: str, facts: Mapping[str, Any])
 
 
 def _is_sweep(command: Sequence[str]) -> bool:
-    """Look at the subcommand alone: a folder may have any name."""
+    """Look only at the subcommand: a folder may have any name."""
     return next((word for word in command[1:] if not word.startswith("-")), None) == "sweep"

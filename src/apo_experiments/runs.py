@@ -45,10 +45,10 @@ class RunConfig:
 
     @classmethod
     def from_record(cls, content: Mapping[str, Any]) -> RunConfig:
-        """Read what a record says of its run; hyperparameters under former names get the names of today.
+        """Build the config from a record; former names of hyperparameters become the current ones.
 
         Raises:
-            TypeError: It has an attribute too many or too few.
+            TypeError: An attribute is missing or unknown.
 
         Example:
             >>> config = RunConfig("r", "APO", "sgd-apo", "cpu", 0, 1, {"over_relaxation": 2.0})
@@ -59,7 +59,7 @@ class RunConfig:
         return replace(config, hyper=renamed.of_today(config.hyper))
 
     def identity(self) -> str:
-        """Return a short hash of all that the result depends on: the same command finds its run again."""
+        """Return a short hash of everything that the result depends on: the same command finds its run again."""
         content = asdict(self)
         content["hyper"] = renamed.as_first_named(self.hyper)
         del content["device"], content["compiled"]

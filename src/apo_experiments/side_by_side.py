@@ -1,4 +1,4 @@
-"""Many runs at a time on one machine, each in a process of its own: small ones share a GPU."""
+"""Parallel runs on one machine, each in its own process: small ones share a GPU."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from apo_experiments.train import finished
 
 __all__ = ["side_by_side"]
 
-#: Gives every run somebody who listens to it alone: rows of several runs at a time would be a jumble.
+#: Gives every run its own listener: rows of several runs would be mixed up.
 Listeners = Callable[[RunConfig], Listener]
 
 
 def side_by_side(
     configs: Sequence[RunConfig], jobs: int, assignment: Assignment, listeners: Listeners, left_out: set[str]
 ) -> Iterator[Outcome]:
-    """Carry out runs several at a time, and return each when it ends.
+    """Train several runs at a time, and return each when it ends.
 
-    A process that is killed takes its own run along and no other; the same call goes on from its checkpoint.
+    A process that is killed affects only its own run; the same call resumes it from its checkpoint.
 
     Args:
         configs: The runs, in the order in which they begin.
         jobs: How many there are at a time.
-        assignment: What they have in common.
+        assignment: Their common settings.
         listeners: Gives each of them a listener.
         left_out: Names of recipes of which no further run begins; the caller may add to it between two outcomes.
 
@@ -84,7 +84,7 @@ class _Crew:
     def __init__(self, jobs: int, assignment: Assignment, interruption: Interruption) -> None:
         self.jobs, self.assignment, self.interruption = jobs, assignment, interruption
         self.running: dict[Connection, _Member] = {}
-        self.incomplete = False  # whether a run stopped in an orderly way before its end
+        self.incomplete = False  # whether a run stopped cleanly before its end
         self._asked = False
 
     def begin(self, config: RunConfig, listener: Listener) -> None:
@@ -93,7 +93,7 @@ class _Crew:
         self.running[connection] = _Member(config, process, listener)
 
     def ended(self) -> Iterator[Outcome]:
-        """Pass on what the processes say for a while, and return the runs that have ended."""
+        """Forward messages of the processes for a while, and return the runs that have ended."""
         for connection in wait(list(self.running), timeout=0.5):
             assert isinstance(connection, Connection)
             member = self.running[connection]
@@ -109,7 +109,7 @@ class _Crew:
             self._asked = True
 
     def dismiss(self) -> None:
-        """Wait for all who are left, because of a second Ctrl-C, say, to stop."""
+        """Wait until all remaining processes have stopped, for instance after a second Ctrl-C."""
         members = list(self.running.values())
         processes.ask_to_stop(member.process for member in members)
         for member in members:
@@ -122,11 +122,11 @@ class _Crew:
         if code == processes.TIME_IS_UP or (code == processes.INTERRUPTED and self.interruption.requested):
             self.incomplete = True
             return None
-        return Failure(f"its process died (exit code {code}); the same command goes on from its last checkpoint")
+        return Failure(f"its process died (exit code {code}); run the same command to resume from its last checkpoint")
 
 
 def _hear(connection: Connection, member: _Member) -> bool:
-    """Pass on one thing that a process says, and return False once it has ended."""
+    """Forward one message of a process, and return False once it has ended."""
     try:
         kind, content = connection.recv()
     except (EOFError, OSError):
@@ -139,7 +139,7 @@ def _hear(connection: Connection, member: _Member) -> bool:
 
 
 def _carry_out(assignment: Assignment, config: RunConfig, connection: Connection) -> None:
-    """Be one of the processes."""
+    """Run as one of the processes."""
     processes.become_worker()
     try:
         result = outcome(assignment, config, _Relay(connection))
@@ -153,7 +153,7 @@ def _carry_out(assignment: Assignment, config: RunConfig, connection: Connection
 
 @final
 class _Relay:
-    """A listener that tells the parent process; if that is gone, this one soon will be."""
+    """A listener that forwards to the parent process; if that is gone, this one soon will be."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -1,4 +1,4 @@
-"""The best point of a sweep, which stands for a method where nothing but a sweep has been run."""
+"""The best point of a sweep, which represents a method if only a sweep has been run."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["best_of_grid", "judgement", "points_of_grids"]
 
 
 def best_of_grid(recipe: Recipe, records: Iterable[Record]) -> list[Record]:
-    """Return the runs of the best point, one for each seed; none if no point is finished.
+    """Return the runs of the best point, one per seed; none if no point is finished.
 
-    As in the sweep itself, validation data decide where there are some, a point is judged by the mean over its seeds,
-    and one that diverged for any of them is the worst. Of runs of several lengths, the longest count.
+    As in the sweep itself, validation data decide if there are any, a point is judged by the mean over its seeds, and a
+    point that diverged for any seed is the worst. Of runs of several lengths, the longest count.
 
     Args:
         recipe: The recipe.
@@ -43,11 +43,11 @@ def best_of_grid(recipe: Recipe, records: Iterable[Record]) -> list[Record]:
 
 
 def points_of_grids(records: Sequence[Record], shown: Iterable[Record]) -> dict[str, int]:
-    """Return how many points were tried, by label, of those entries that a point of a sweep stands for.
+    """Return how many points were tried, by label, for the entries that a point of a sweep represents.
 
     Args:
         records: All runs of a recipe at a scale.
-        shown: Those of them that stand for it.
+        shown: Those of them that represent it.
 
     Example:
         >>> from apo_experiments.runs import RunConfig
@@ -75,7 +75,7 @@ def _points(records: Iterable[Record]) -> list[list[Record]]:
 
 
 def judgement(recipe: Recipe, point: Sequence[Record]) -> float:
-    """Return the mean over the seeds of a point, the worst of all values if one of them diverged.
+    """Return the mean over the seeds of a point, or the worst possible value if one of them diverged.
 
     Example:
         >>> from apo_experiments.runs import RunConfig

@@ -1,8 +1,8 @@
 """One loop that trains every recipe.
 
-A run is decided by its :class:`RunConfig` alone: the weights, the order of the data and dropout follow from its seed,
-evaluation leaves no trace, and a run that was stopped goes on as if it had not been. On a GPU no step waits for the
-host: losses are summed on the device and read once an epoch, and every few seconds for whoever is watching.
+A run depends on its :class:`RunConfig` alone: the seed sets the weights, the order of the data and dropout, evaluation
+has no side effects, and a resumed run gives the same result as an uninterrupted one. On a GPU no step waits for the
+host: losses are summed on the device and read once per epoch, and every few seconds for the progress display.
 """
 
 from __future__ import annotations
@@ -45,27 +45,27 @@ def train(
     deadline: float | None = None,
     chosen_by: Mapping[str, Any] | None = None,
 ) -> Record:
-    """Train one run to its end: from the start, from its checkpoint, or not at all if it is finished.
+    """Train one run to the end: from the start, from its checkpoint, or not at all if it is finished.
 
-    Ctrl-C and SIGTERM end it after the step at hand, with a checkpoint. Torch's random streams belong to the process,
-    so a process trains one run at a time.
+    Ctrl-C and SIGTERM end it after the current step, with a checkpoint. Torch's random number generators belong to the
+    process, so a process trains one run at a time.
 
     Args:
         config: The run.
         root: The folder of all runs.
         data_dir: The folder of the data sets.
-        listener: Hears of progress.
+        listener: Receives progress.
         checkpoint_seconds: How much work a crash may cost.
-        row_seconds: How often the listener hears of an epoch that is not over yet.
-        deadline: When to stop between two steps, with a checkpoint, as from ``time.time()``.
+        row_seconds: How often to report an epoch that is not over yet.
+        deadline: When to stop between two steps, with a checkpoint, as a value of ``time.time()``.
         chosen_by: How the hyperparameters were chosen, for the record's header.
 
     Returns:
-        The finished record. A run whose loss is no longer finite is finished, too: its summary says ``diverged``.
+        The finished record. A run whose loss is no longer finite is finished too: its summary says ``diverged``.
 
     Raises:
-        UserError: The run cannot be carried out; the message says what to do.
-        KeyboardInterrupt: It was interrupted, or (:class:`TimeIsUp`) the deadline passed; the same call goes on.
+        UserError: The run cannot be trained; the message says what to do.
+        KeyboardInterrupt: It was interrupted, or (:class:`TimeIsUp`) the deadline passed; the same call resumes it.
 
     Example:
         >>> import tempfile
@@ -87,7 +87,7 @@ def train(
         if recipe.compute is not None:
             record = _compute(config, recipe, setting, directory, listener)
         else:
-            # Built before anything is written: where data or packages are missing, no trace of the run is left.
+            # Built before anything is written, so that missing data or packages leave no trace of the run.
             run = _built(config, recipe, setting)
             with locked(directory):
                 checkpoint = Checkpoint(directory, checkpoint_seconds)
@@ -100,7 +100,7 @@ def train(
 
 
 def finished(directory: Path) -> Record | None:
-    """Return the record of a run that has come to its end, or None.
+    """Return the record of a run that has finished, or None.
 
     Args:
         directory: The run's folder.
@@ -115,13 +115,13 @@ def finished(directory: Path) -> Record | None:
         return None
     if not record.finished or not isinstance((record.summary or {}).get("metrics"), dict):  # the second is damage
         return None
-    with suppress(UserError):  # left by a process that was killed after its last line
+    with suppress(UserError):  # left behind by a process that was killed after its last line
         Checkpoint(directory).remove()
     return record
 
 
 def _built(config: RunConfig, recipe: Recipe, setting: Setting) -> Training:
-    """Build a run; what networks, optimizers and data cannot be built with is the user's choice of settings."""
+    """Build a run; errors of networks, optimizers and data are due to the user's settings."""
     try:
         run = Training(config, recipe, setting)
         if run.budget.steps_per_epoch < 1:
@@ -156,7 +156,7 @@ def _train(
     rows = read(writer.path).rows
     writer.finish(_summary(run.recipe, rows, rows[-1] if rows else {}, run.seconds(), run.step, reason))
     checkpoint.remove()
-    if interruption.requested:  # too late for this run, in time for whatever comes after it
+    if interruption.requested:  # too late for this run, but it stops the next one
         raise KeyboardInterrupt
     return read(writer.path)
 
@@ -186,17 +186,15 @@ def _loop(
         if checkpoint.due() or interruption.due:
             state = run.state_dict()
             with run.off_the_clock():
-                writer.sync()  # the rows of the checkpoint must not be lost to a power cut that spares it
+                writer.sync()  # before the checkpoint, which must not refer to rows that a power cut has lost
                 checkpoint.save(state)
             if interruption.due:
-                listener.message(
-                    f"stopped after step {run.step} of {run.budget.steps}; the same command goes on from here"
-                )
+                listener.message(f"stopped after step {run.step} of {run.budget.steps}; run the same command to resume")
                 interruption.obey()
 
 
 def _resume(run: Training, writer: RecordWriter, checkpoint: Checkpoint, listener: Listener) -> None:
-    """Bring the run and its record to where the checkpoint is, or to the beginning."""
+    """Bring the run and its record to the checkpoint, or to the beginning."""
     state = checkpoint.load(run.device)
     if state is None:
         writer.truncate_to(0)
@@ -205,23 +203,23 @@ def _resume(run: Training, writer: RecordWriter, checkpoint: Checkpoint, listene
         step, device = int(state["step"]), state["device"]
         rows = writer.truncate_to(step)
         if len(rows) != step // run.budget.steps_per_epoch:
-            listener.message(f"{writer.path} has lost rows, so the run starts anew")
+            listener.message(f"{writer.path} has lost rows, so the run starts again")
             checkpoint.remove()
             writer.truncate_to(0)
             return
         run.load_state_dict(state)
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         raise UserError(
-            f"{checkpoint.path} does not fit this version of the program ({type(error).__name__}): delete it, and the "
-            "same command starts the run anew."
+            f"{checkpoint.path} does not fit this version of the program ({type(error).__name__}): delete it, and run "
+            "the same command to start again."
         ) from error
-    listener.message(f"going on from step {run.step} of {run.budget.steps}")
+    listener.message(f"resuming from step {run.step} of {run.budget.steps}")
     if device != run.device.type:
-        listener.message(f"the run began on {device}: on {run.device.type} it goes on, but not bit for bit")
+        listener.message(f"the run started on {device}; on {run.device.type} it continues, but not bit for bit")
 
 
 def _compute(config: RunConfig, recipe: Recipe, setting: Setting, directory: Path, listener: Listener) -> Record:
-    """Carry out a recipe that is no training run."""
+    """Compute a recipe that is not a training run."""
     assert recipe.compute is not None
     listener.started(config, Budget(1, 1))
     began = time.monotonic()
@@ -241,7 +239,7 @@ def _compute(config: RunConfig, recipe: Recipe, setting: Setting, directory: Pat
 
 
 def _check_metric(recipe: Recipe, row: Mapping[str, Any], at_the_end: bool) -> None:
-    """Raise if the recipe's metric is not finite; a costly one may be missing until the end, but not then."""
+    """Raise if the recipe's metric is not finite; a costly one may be missing until the end."""
     if at_the_end and recipe.metric not in row:
         raise ValueError(
             f"recipe {recipe.name!r} shows the metric {recipe.metric!r}, but its task reports only {sorted(row)}"
@@ -253,9 +251,9 @@ def _check_metric(recipe: Recipe, row: Mapping[str, Any], at_the_end: bool) -> N
 def _summary(
     recipe: Recipe, rows: list[dict[str, Any]], last: Mapping[str, Any], seconds: float, steps: int, reason: str | None
 ) -> dict[str, Any]:
-    """Return the summary: the last row's figures, the row with the best metric, and whether the run diverged.
+    """Return the summary: the values of the last row, the row with the best metric, and whether the run diverged.
 
-    A run that diverged has no final figures: its last good row is not its result.
+    A run that diverged has no final values: its last good row is not its result.
     """
     metrics = {name: value for name, value in last.items() if name not in _BOOKKEEPING}
     if reason is not None:
@@ -274,7 +272,7 @@ def _device(name: str) -> torch.device:
     except RuntimeError:
         raise UserError(f"the device {name!r} is unknown: use cpu or cuda.") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"the device {name!r} was asked for, but torch finds no CUDA here: use --device cpu.")
+        raise UserError(f"the device {name!r} is not available, since torch finds no CUDA: use --device cpu.")
     return device
 
 

@@ -66,7 +66,7 @@ class Training:
         steps_per_epoch = self.problem.batches.steps_per_epoch
         self.budget = Budget(config.epochs * steps_per_epoch, steps_per_epoch)
         self.stepper = method.build(self.problem, config.hyper, self.budget)
-        # Dropout has a stream of its own, whatever building the network and the optimizer has drawn.
+        # Dropout has its own seed, independent of what building the network and the optimizer has drawn.
         torch.manual_seed(_derived_seed(config.seed))
         self.step = 0
         dtype = torch.float32 if setting.device.type == "mps" else torch.float64
@@ -81,7 +81,7 @@ class Training:
         self.step += 1
 
     def close_epoch(self) -> dict[str, Any]:
-        """Return the row of the epoch that is over, metrics included, and begin the next.
+        """Return the row of the epoch that is over, including metrics, and begin the next.
 
         Raises:
             FloatingPointError: The loss is not finite.
@@ -94,7 +94,7 @@ class Training:
             return {**row, **self.stepper.telemetry(), **self.evaluate(), "seconds": row["seconds"]}
 
     def row(self) -> dict[str, Any]:
-        """Return how the epoch has gone so far."""
+        """Return the values of the epoch so far."""
         steps = (self.step - 1) % self.budget.steps_per_epoch + 1
         loss = float(self.loss_sum) / steps  # waits for the device, so that the clock below counts finished work
         return {
@@ -106,7 +106,7 @@ class Training:
         }
 
     def evaluate(self) -> dict[str, float]:
-        """Return the metrics; whatever evaluation does to modes, buffers, gradients and random streams is undone."""
+        """Return the metrics; evaluation leaves modes, buffers, gradients and random number generators unchanged."""
         modules = [module for module in (self.problem.model, self.problem.loss) if isinstance(module, nn.Module)]
         with Surface(modules, []).undisturbed(), torch.no_grad():
             metrics = self.problem.evaluate(self.problem.model)
@@ -130,7 +130,7 @@ class Training:
             self._clock += time.monotonic() - began
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that an exact resume needs, as plain data."""
+        """Return everything that an exact resume needs, as plain data."""
         return {
             "step": self.step,
             "loss_sum": float(self.loss_sum),
@@ -143,7 +143,7 @@ class Training:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where :meth:`state_dict` was called."""
+        """Resume where :meth:`state_dict` was called."""
         self.problem.model.load_state_dict(state["model"])
         self.stepper.load_state_dict(state["stepper"])
         self.problem.batches.load_state_dict(state["batches"])

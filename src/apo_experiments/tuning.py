@@ -1,4 +1,4 @@
-"""Which hyperparameters a sweep has found, told from the records of its runs alone.
+"""The hyperparameters that sweeps have found, from the records of their runs.
 
 The records of several sweeps over parts of a grid count together, wherever they were made.
 """
@@ -29,9 +29,9 @@ class Choice:
     """The best hyperparameters among those that were tried.
 
     Attributes:
-        hyper: All hyperparameters but those that say how numbers are computed.
-        origin: What a record says of it: the metric and its value, how many points of how many epochs and seeds were
-            tried, by which commands, and where they differ.
+        hyper: All hyperparameters except those on how numbers are computed.
+        origin: What the record contains about it: the metric and its value, how many points of how many epochs and
+            seeds were tried, by which commands, and where they differ.
     """
 
     hyper: dict[str, Any]
@@ -39,19 +39,19 @@ class Choice:
 
 
 def choose(recipe: Recipe, label: str, scale: str, records: Sequence[Record], options: Mapping[str, Any]) -> Choice:
-    """Choose by the metric of the validation data, where the task can hold some out.
+    """Choose by the metric on validation data, if the task can hold some out.
 
-    The runs with the most epochs decide: of a short sweep over a grid and a longer one over the best of it, the second.
+    The runs with the most epochs decide: a longer sweep over the best points of a short one replaces it.
 
     Args:
         recipe: The recipe that was swept.
         label: Label of its entry.
         scale: The scale of the sweep.
         records: All records.
-        options: Options of the task of the runs to come; runs with others do not count.
+        options: Options of the task of the planned runs; runs with others do not count.
 
     Raises:
-        UserError: Nothing fits was tried, or all of it diverged.
+        UserError: Nothing that fits was tried, or all of it diverged.
 
     Example:
         >>> from apo_experiments.runs import RunConfig
@@ -75,7 +75,7 @@ def choose(recipe: Recipe, label: str, scale: str, records: Sequence[Record], op
         what = "all that was tried diverged" if groups else "nothing was tried"
         raise UserError(
             f"--best finds no settings for {label} of {recipe.name} at scale {scale}, since {what} with the options of "
-            f"these runs: give `apo sweep {recipe.name} --scale {scale} --method {label}` first."
+            f"these runs: run `apo sweep {recipe.name} --scale {scale} --method {label}` first."
         )
     best = min if recipe.goal == "min" else max
     figure, group = best(judged, key=lambda pair: pair[0])

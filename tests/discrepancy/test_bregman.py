@@ -75,17 +75,17 @@ def test_for_loss_names_the_choices_for_a_loss_it_does_not_know(loss):
 
 @pytest.mark.parametrize("loss", [nn.MSELoss(reduction="sum"), functools.partial(F.cross_entropy, reduction="none")])
 def test_for_loss_refuses_a_loss_that_is_not_a_mean(loss):
-    with pytest.raises(ValueError, match=r'reduction="mean"'):
+    with pytest.raises(ValueError, match="must have reduction='mean'"):
         for_loss(loss)
 
 
 def test_bregman_without_targets_says_that_it_needs_them():
-    with pytest.raises(ValueError, match=r"needs target="):
+    with pytest.raises(ValueError, match="target must be the targets of the FSD batch for Bregman, got None: "):
         Bregman(F.mse_loss)(NEW, OLD)
 
 
 def test_bregman_refuses_a_loss_of_many_numbers():
-    with pytest.raises(ValueError, match=r"returned shape \(6, 4\)"):
+    with pytest.raises(ValueError, match=r"loss must return one number for Bregman, got shape \(6, 4\)"):
         Bregman(nn.MSELoss(reduction="none"))(NEW, OLD, target=OLD)
 
 

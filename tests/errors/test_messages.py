@@ -80,7 +80,7 @@ class Dictionary(nn.Linear):
 def test_outputs_without_tensors_to_compare_are_named(door):
     refuses(
         TypeError,
-        "output['text'] is an object of type str, which holds no tensors that a discrepancy could compare; name the",
+        "output['text'] must be a tensor or a container of tensors, got an object of type str: name the output",
         lambda: train_once(
             door, apo.CategoricalKL(), Dictionary, lambda output, y: F.cross_entropy(output["scores"], y)
         ),
@@ -91,7 +91,7 @@ def test_outputs_without_tensors_to_compare_are_named(door):
 def test_a_divergence_for_classes_refuses_a_single_output(door):
     refuses(
         ValueError,
-        "CategoricalKL found a single class in dimension -1 of outputs of shape (16, 1), where the divergence is",
+        "dim of CategoricalKL must hold at least two classes, got dimension -1 of outputs of shape (16, 1): use",
         lambda: train_once(
             door, apo.CategoricalKL(), lambda: nn.Linear(FEATURES, 1), lambda o, y: F.mse_loss(o[:, 0], y.float())
         ),
@@ -102,7 +102,7 @@ def test_a_divergence_for_classes_refuses_a_single_output(door):
 def test_an_output_that_is_not_there_is_named(door):
     refuses(
         ValueError,
-        "output='logits' is not in the network's outputs, which are float32 tensor of shape (16, 3); pass the name",
+        "output must name one of the network's outputs, float32 tensor of shape (16, 3), got 'logits': pass a key",
         lambda: train_once(door, apo.CategoricalKL(output="logits"), plain_network, F.cross_entropy),
     )
 
@@ -111,7 +111,7 @@ def test_an_output_that_is_not_there_is_named(door):
 def test_a_loss_without_a_divergence_of_its_own_asks_for_one(door):
     refuses(
         ValueError,
-        "No closed-form discrepancy is known for the loss l1_loss; pass discrepancy=... with one of",
+        "the loss must have a known closed-form discrepancy, got l1_loss: pass discrepancy=..., one of",
         lambda: Run(door, loss=F.l1_loss),
     )
     Run(door, loss=F.l1_loss, fsd_weight=0)  # without the term none is needed

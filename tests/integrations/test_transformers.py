@@ -216,5 +216,5 @@ def test_copies_on_several_gpus_are_refused(text, tmp_path, monkeypatch):
     trainer, tuner = text.trainer_of(text.network(), str(tmp_path))
     tuner.detach()
     monkeypatch.setattr(transformers.TrainingArguments, "n_gpu", 2)
-    with pytest.raises(ValueError, match="trainer must run without FSDP and with one GPU a process, got 2 GPUs"):
+    with pytest.raises(ValueError, match="trainer must run without FSDP and with one GPU per process, got 2 GPUs"):
         apo_transformers.attach(trainer)

@@ -109,7 +109,7 @@ class BlockSuite(ABC):
         assert {factor.device.type for factor in block.factors.values()} == {"meta"}
 
     def test_refuses_another_shape(self, block):
-        with pytest.raises(ValueError, match="gradient has shape"):
+        with pytest.raises(ValueError, match="gradient must have the block's shape"):
             block.apply(torch.zeros(*block.shape, 2))
-        with pytest.raises(ValueError, match="cotangent has shape"):
+        with pytest.raises(ValueError, match="cotangent must have the block's shape"):
             block.pull_back(torch.zeros(block.shape), torch.zeros(*block.shape, 2))

@@ -71,7 +71,7 @@ def test_tf32_holds_for_the_products_alone(users, monkeypatch):
         block.apply(torch.randn(block.shape))
         assert inside in (["tf32"], [True])
         assert precision() == outside
-        with pytest.raises(ValueError, match="gradient has shape"):
+        with pytest.raises(ValueError, match="gradient must have the block's shape"):
             block.apply(torch.randn(3))
         assert precision() == outside
     finally:

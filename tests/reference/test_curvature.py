@@ -101,5 +101,5 @@ def test_flatten_and_unflatten_are_inverse():
     assert vector.shape == (11,)
     for name, tensor in unflatten(vector, tensors).items():
         assert torch.equal(tensor, tensors[name])
-    with pytest.raises(ValueError, match="have 11 elements"):
+    with pytest.raises(ValueError, match="vector must have the 11 elements"):
         unflatten(vector[:-1], tensors)

@@ -59,5 +59,5 @@ def test_proximal_point_of_a_non_convex_cost_is_a_local_minimum():
 
 
 def test_an_objective_without_minimum_is_reported():
-    with pytest.raises(RuntimeError, match=r"gradient norm .* larger weight"):
+    with pytest.raises(RuntimeError, match=r"gradient norm .* raise wsd_weight"):
         exact_proximal_point(lambda u: u.sum(), THETA, max_rounds=1)

@@ -1,8 +1,8 @@
 r"""Output-space divergences :math:`\rho`: how far a step moves what the network predicts.
 
-The function-space discrepancy of the proximal objective (Eq. 3) averages one of them over a batch. Which one
-decides what the curvature :math:`G` in Theorem 1 is: a KL divergence gives the Fisher information matrix, the
-Bregman divergence of the loss gives the generalized Gauss-Newton matrix.
+The function-space discrepancy of the proximal objective (Eq. 3) averages one of them over a batch. The choice sets the
+curvature :math:`G` of Theorem 1: a KL divergence gives the Fisher information matrix, the Bregman divergence of the
+loss gives the generalized Gauss-Newton matrix.
 
 ========================  ==========================================  =============================
 discrepancy               outputs                                     Hessian at equal outputs
@@ -11,7 +11,7 @@ discrepancy               outputs                                     Hessian at
 :class:`BernoulliKL`      logits of independent binary variables      diag(p (1 - p))
 :class:`GaussianKL`       means, or means and log-variances           diag(1/v), diag(1/2)
 :class:`SquaredError`     any                                         identity (times 2/d: "mean")
-:class:`Bregman`          whatever the loss takes                     Hessian of the loss
+:class:`Bregman`          whatever the loss accepts                   Hessian of the loss
 ========================  ==========================================  =============================
 
 :func:`for_loss` picks the one that matches a torch loss.

@@ -1,4 +1,4 @@
-r"""The interface of output-space divergences :math:`\rho` and what all of them share.
+r"""The interface of output-space divergences :math:`\rho`, and the masking and averaging they share.
 
 The function-space discrepancy (FSD) of the proximal objective (Eq. 3) is
 
@@ -7,11 +7,11 @@ The function-space discrepancy (FSD) of the proximal objective (Eq. 3) is
 with :math:`\rho \ge 0` and :math:`\rho(z, z) = 0`. A :class:`Discrepancy` maps the outputs at the new weights
 :math:`\theta'` and at the old weights :math:`\theta` to the mean of :math:`\rho` over the examples.
 
-**Layout.** The first dimension of an output counts examples. A *position* is one entry of the divergence
-before averaging: one distribution for :class:`~apo.discrepancy.CategoricalKL`, one element for the others. A
-mask is a bool tensor whose shape is a leading part of the positions' shape; a position it excludes enters
-neither sum nor count. Excluded positions are set to equal constants *before* :math:`\rho` is evaluated, so
-that NaN or infinity in padding spoils neither the value nor the gradient.
+**Layout.** The first dimension of an output is the example. A *position* is one entry of the divergence before
+averaging: one distribution for :class:`~apo.discrepancy.CategoricalKL`, one element for the others. A mask is a bool
+tensor over the leading dimensions of the positions; excluded positions count in neither the sum nor the number of
+terms. They are set to zero *before* :math:`\rho` is evaluated, so that NaN or infinity in padding cannot reach the
+value or the gradient.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from torch import Tensor
 from .outputs import OutputSelector, describe, paired_tensors, select_output
 
 Reduction = Literal["sum", "mean"]
-"""Over the event dimensions of one example: ``"sum"`` them, or take the ``"mean"`` over all elements."""
+"""How to reduce the event dimensions of one example: ``"sum"``, or ``"mean"`` over all elements."""
 
 
 class Discrepancy(ABC):
     r"""An output-space divergence, averaged over examples: :math:`\frac1n \sum_i \rho(z'_i, z_i)`.
 
     Args:
-        output: Which of the network's outputs to compare: a key or attribute name, a position, a function of
-            the outputs, or ``None`` for the entry ``"logits"`` where there is one and otherwise every
-            floating tensor (their divergences are added, as for independent heads).
+        output: Which of the network's outputs to compare: a key or attribute name, a position, a function of the
+            outputs, or None for the entry ``"logits"`` if there is one and otherwise every floating-point tensor (their
+            divergences are added, as for independent heads).
 
     A subclass implements :meth:`between`.
 
@@ -52,10 +52,7 @@ class Discrepancy(ABC):
 
     def __init__(self, output: OutputSelector = None) -> None:
         if output is not None and not isinstance(output, (str, int)) and not callable(output):
-            raise TypeError(
-                f"output must be a name, a position, a function or None, but is {output!r}; "
-                'pass for example output="logits".'
-            )
+            raise TypeError(f"output must be a name, a position, a function or None, got {output!r}")
         self.output = output
 
     def __call__(self, new: Any, old: Any, mask: Tensor | None = None, target: Any = None) -> Tensor:
@@ -64,15 +61,15 @@ class Discrepancy(ABC):
         Args:
             new: The network's outputs at the new weights.
             old: Its outputs at the old weights, on the same inputs; treated as constant.
-            mask: Bool tensor over the leading dimensions; only positions where it is true count. A mask
-                without any true entry gives 0.
+            mask: Bool tensor over the leading dimensions; only positions where it is true count. If it is false
+                everywhere, the result is 0.
             target: The targets of the batch, for discrepancies with ``needs_target``; ignored by others.
 
         Returns:
             A scalar of float32 or float64.
         """
         if mask is not None and not (isinstance(mask, Tensor) and mask.dtype == torch.bool):
-            raise TypeError(f"mask must be a bool tensor, but is {describe(mask)}; pass mask.bool().")
+            raise TypeError(f"mask must be a bool tensor, got {describe(mask)}: pass mask.bool()")
         return self.between(select_output(new, self.output), select_output(old, self.output), mask, target)
 
     @abstractmethod
@@ -81,7 +78,7 @@ class Discrepancy(ABC):
 
 
 class TensorDiscrepancy(Discrepancy):
-    """A discrepancy that treats each output tensor alone and adds the results.
+    """A discrepancy that compares each output tensor separately and adds the results.
 
     Args:
         output: See :class:`Discrepancy`.
@@ -102,36 +99,30 @@ class TensorDiscrepancy(Discrepancy):
 
     @abstractmethod
     def between_tensors(self, new: Tensor, old: Tensor, mask: Tensor | None) -> Tensor:
-        """Evaluate the divergence of one pair of equally shaped tensors, ``old`` being detached."""
+        """Evaluate the divergence of two tensors of the same shape; ``old`` is detached."""
 
 
 def check_reduction(reduction: str) -> Reduction:
     """Return ``reduction`` if it is ``"sum"`` or ``"mean"``, else raise a ``ValueError``."""
     if reduction == "sum" or reduction == "mean":
         return reduction
-    raise ValueError(f'reduction must be "sum" or "mean" over the event dimensions, but is {reduction!r}.')
+    raise ValueError(f"reduction must be 'sum' or 'mean', got {reduction!r}")
 
 
 def keep_masked_in(mask: Tensor | None, positions: torch.Size, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Set excluded positions of tensors to zero, where every divergence of equal arguments is zero.
+    """Set excluded positions to zero in tensors ``[*positions]`` or ``[*positions, event]``.
 
-    Args:
-        mask: Bool tensor shaped like the leading dimensions of ``positions``, or ``None``.
-        positions: The shape that the mask speaks about.
-        *tensors: Tensors of shape ``[*positions]`` or ``[*positions, event]``.
-
-    Returns:
-        The tensors, zero where the mask is false.
+    Equal arguments have divergence zero, so excluded positions add nothing.
 
     Raises:
-        ValueError: If the mask does not fit.
+        ValueError: If the mask does not have the leading dimensions of ``positions``.
     """
     if mask is None:
         return tensors
     if mask.shape != positions[: mask.ndim] or mask.ndim == 0:
         raise ValueError(
-            f"mask has shape {tuple(mask.shape)}, but the positions of the output have shape "
-            f"{tuple(positions)}; pass a mask over its leading dimensions."
+            f"mask must have the leading dimensions of {tuple(positions)}, got shape {tuple(mask.shape)}: "
+            "pass one bool per example or per position"
         )
     return tuple(
         torch.where(mask.reshape(mask.shape + (1,) * (tensor.ndim - mask.ndim)), tensor, torch.zeros_like(tensor))
@@ -144,12 +135,12 @@ def average(values: Tensor, mask: Tensor | None, reduction: Reduction) -> Tensor
 
     Args:
         values: Shape ``[examples, *event]`` (or a scalar: one example).
-        mask: Bool tensor over the leading dimensions of ``values``, or ``None``.
-        reduction: ``"sum"`` divides the total by the number of examples, ``"mean"`` by the number of
-            elements; an example or element counts if the mask keeps (some of) it.
+        mask: Bool tensor over the leading dimensions of ``values``, or None.
+        reduction: ``"sum"`` divides the total by the number of examples, ``"mean"`` by the number of elements. An
+            example counts if the mask keeps any of its elements.
 
     Returns:
-        A scalar; 0 if nothing counts.
+        A scalar; 0 if the mask excludes everything.
 
     Example:
         >>> average(torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([True, False]), "mean").item()
@@ -167,13 +158,5 @@ def average(values: Tensor, mask: Tensor | None, reduction: Reduction) -> Tensor
 
 
 def weigh(probability: Tensor, log_ratio: Tensor) -> Tensor:
-    r"""Multiply with the convention :math:`0 \cdot \infty = 0` of information theory.
-
-    Args:
-        probability: A constant, without gradient.
-        log_ratio: Any value, even NaN, where the probability is 0.
-
-    Returns:
-        The product, with zero gradient where the probability is 0.
-    """
+    r"""Multiply with :math:`0 \cdot \infty = 0`; where the probability, a constant, is 0, so is the gradient."""
     return torch.where(probability == 0, torch.zeros_like(log_ratio), probability * log_ratio)

@@ -16,7 +16,7 @@ from .outputs import OutputSelector
 class BernoulliKL(TensorDiscrepancy):
     r"""KL divergence of independent Bernoulli variables given by logits.
 
-    With :math:`p = \sigma(z)` at the old and :math:`q = \sigma(z')` at the new weights, each output
+    With :math:`p = \mathrm{sigmoid}(z)` at the old and :math:`q = \mathrm{sigmoid}(z')` at the new weights, each output
     contributes
 
     .. math:: \mathrm{KL}(p \,\|\, q) = p \log\frac{p}{q} + (1 - p) \log\frac{1 - p}{1 - q},
@@ -24,10 +24,9 @@ class BernoulliKL(TensorDiscrepancy):
     whose second derivative in :math:`z'` at :math:`z' = z` is :math:`p(1 - p)`.
 
     Args:
-        reduction: Over the event dimensions (all but the first). ``"sum"`` gives the KL divergence of the
-            joint distribution of one example; ``"mean"`` averages over all elements, which is the Bregman
-            divergence of ``torch.nn.functional.binary_cross_entropy_with_logits``. Examples are averaged in
-            both.
+        reduction: Over the event dimensions (all but the first). ``"sum"`` gives the KL divergence of the joint
+            distribution of one example, averaged over examples. ``"mean"`` averages over all elements, which is the
+            Bregman divergence of ``torch.nn.functional.binary_cross_entropy_with_logits``.
         output: See :class:`Discrepancy`.
 
     Example:
@@ -43,6 +42,7 @@ class BernoulliKL(TensorDiscrepancy):
     def between_tensors(self, new: Tensor, old: Tensor, mask: Tensor | None) -> Tensor:
         """Evaluate the KL divergence for logits of shape ``[examples, *event]``."""
         new, old = keep_masked_in(mask, new.shape, new, old)
+        # log(1 - sigmoid(z)) = logsigmoid(-z), which keeps its digits where sigmoid(z) rounds to 1.
         if_one = weigh(torch.sigmoid(old), functional.logsigmoid(old) - functional.logsigmoid(new))
         if_zero = weigh(torch.sigmoid(-old), functional.logsigmoid(-old) - functional.logsigmoid(-new))
         return average(if_one + if_zero, mask, self.reduction)

@@ -14,20 +14,20 @@ from .outputs import OutputSelector, comparable_pair, single_tensor
 
 @final
 class Bregman(Discrepancy):
-    r"""Bregman divergence of an output loss: how far the loss lies above its tangent at the old outputs.
+    r"""Bregman divergence of an output loss: how far the loss is above its tangent at the old outputs.
 
-    .. math:: D(z', z) = L(z', t) - L(z, t) - \langle \nabla_z L(z, t),\, z' - z \rangle
+    .. math:: \rho(z', z) = \ell(z', y) - \ell(z, y) - \langle \nabla_z \ell(z, y),\, z' - z \rangle
 
-    For a loss that is convex in the outputs it is never negative, and its Hessian in :math:`z'` is that of
-    the loss: the Hessian :math:`G` of the FSD term is the generalized Gauss-Newton matrix of the cost. Losses
+    for outputs :math:`z` and targets :math:`y`. If the loss :math:`\ell` is convex in the outputs, this is never
+    negative. Its Hessian in :math:`z'` is that of the loss, so :math:`G` is the generalized Gauss-Newton matrix. Losses
     of exponential families have closed forms that need no targets; see :func:`for_loss`.
 
     Args:
         loss: A function or module ``loss(outputs, targets)`` that returns the mean over the examples.
         output: See :class:`Discrepancy`; it must select one tensor.
 
-    A mask picks examples by the leading dimensions that outputs and targets share; the loss then sees only
-    those, with the masked dimensions flattened into one.
+    A mask selects examples by the leading dimensions that outputs and targets share; the loss then sees only those,
+    with the masked dimensions flattened into one.
 
     Example:
         >>> rho = Bregman(torch.nn.functional.mse_loss)
@@ -41,22 +41,22 @@ class Bregman(Discrepancy):
     def __init__(self, loss: Callable[..., Tensor], output: OutputSelector = None) -> None:
         super().__init__(output)
         if not callable(loss):
-            raise TypeError(f"loss must be a function loss(outputs, targets), but is {loss!r}; pass F.mse_loss.")
+            raise TypeError(f"loss must be a function loss(outputs, targets), got {loss!r}")
         self.loss = loss
 
     def between(self, new: Any, old: Any, mask: Tensor | None, target: Any) -> Tensor:
         """Evaluate the divergence of one output tensor."""
         if target is None:
             raise ValueError(
-                "Bregman evaluates its loss and needs target=..., the targets of the FSD batch; give batches "
-                "that have them, or use a closed form such as CategoricalKL."
+                "target must be the targets of the FSD batch for Bregman, got None: use batches that have targets, or "
+                "a closed form such as CategoricalKL"
             )
         new, old = comparable_pair(single_tensor(new, "Bregman"), single_tensor(old, "Bregman"), "output")
         if mask is not None:
             new, old, target = _chosen(new, mask), _chosen(old, mask), _chosen(target, mask)
             if new.shape[0] == 0:
-                return new.sum()
-        # `old` is a constant of the outer graph: its loss and gradient are taken on a graph of their own.
+                return new.sum()  # 0, with a graph; the mean of no losses would be NaN
+        # `old` is a constant for the caller, so its loss is differentiated on a separate graph.
         with torch.enable_grad():
             old = old.requires_grad_()
             old_loss = self._scalar_loss(old, target)
@@ -67,8 +67,7 @@ class Bregman(Discrepancy):
         value = self.loss(outputs, target)
         if value.ndim != 0:
             raise ValueError(
-                f"Bregman needs a loss that returns one number, but it returned shape {tuple(value.shape)}; "
-                'use reduction="mean".'
+                f"loss must return one number for Bregman, got shape {tuple(value.shape)}: use reduction='mean'"
             )
         return value
 
@@ -77,7 +76,7 @@ def _chosen(tensor: Any, mask: Tensor) -> Tensor:
     if not isinstance(tensor, Tensor) or tensor.shape[: mask.ndim] != mask.shape:
         shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
         raise ValueError(
-            f"mask has shape {tuple(mask.shape)}, but Bregman's outputs or targets have {shape}; pass a mask "
-            "over their leading dimensions."
+            f"mask must have the leading dimensions of Bregman's outputs and targets, got shape {tuple(mask.shape)} "
+            f"for {shape}: pass one bool per example"
         )
     return tensor[mask]

@@ -19,14 +19,14 @@ class CategoricalKL(TensorDiscrepancy):
 
     .. math:: \rho(z', z) = \mathrm{KL}(p \,\|\, q) = \sum_c p_c (\log p_c - \log q_c),
 
-    averaged over all positions: examples, and tokens or pixels where there are any. Its Hessian in :math:`z'`
-    at :math:`z' = z` is :math:`\mathrm{diag}(p) - pp^\top`, so that :math:`G` is the Fisher information
-    matrix. It is also the Bregman divergence of the cross-entropy, whatever the targets. Classes whose logit
-    is :math:`-\infty` at both weights contribute nothing.
+    averaged over all positions: examples, and tokens or pixels if there are any. Its Hessian in :math:`z'` at
+    :math:`z' = z` is :math:`\mathrm{diag}(p) - pp^\top`, so :math:`G` is the Fisher information matrix. It is also the
+    Bregman divergence of the cross-entropy, for any targets. Classes whose logit is :math:`-\infty` at both weights
+    contribute nothing.
 
     Args:
-        dim: The class dimension, or ``"torch"`` for the convention of ``torch.nn.functional.cross_entropy``:
-            dimension 1, or 0 where there is only one.
+        dim: The class dimension, or ``"torch"`` for the convention of ``torch.nn.functional.cross_entropy``: dimension
+            1, or 0 if there is only one.
         output: See :class:`Discrepancy`.
 
     Example:
@@ -41,7 +41,7 @@ class CategoricalKL(TensorDiscrepancy):
     def __init__(self, dim: int | Literal["torch"] = -1, output: OutputSelector = None) -> None:
         super().__init__(output)
         if not isinstance(dim, int) and dim != "torch":
-            raise ValueError(f'dim must be a dimension of the output or "torch", but is {dim!r}.')
+            raise ValueError(f"dim must be a dimension of the output or 'torch', got {dim!r}")
         self.dim = dim
 
     def between_tensors(self, new: Tensor, old: Tensor, mask: Tensor | None) -> Tensor:
@@ -50,18 +50,19 @@ class CategoricalKL(TensorDiscrepancy):
         new, old = new.movedim(class_dim, -1), old.movedim(class_dim, -1)
         new, old = keep_masked_in(mask, new.shape[:-1], new, old)
         log_q, log_p = torch.log_softmax(new, dim=-1), torch.log_softmax(old, dim=-1)
+        # weigh() turns the NaN of classes with logit -inf at both weights into 0.
         return average(weigh(log_p.exp(), log_p - log_q).sum(dim=-1), mask, "mean")
 
     def _class_dimension(self, logits: Tensor) -> int:
         dim = self.dim if isinstance(self.dim, int) else min(1, logits.ndim - 1)
         if not -logits.ndim <= dim < logits.ndim or logits.ndim == 0:
             raise ValueError(
-                f"CategoricalKL(dim={self.dim!r}) does not fit outputs of shape {tuple(logits.shape)}; "
-                "pass the dimension that holds the classes."
+                f"dim of CategoricalKL must be a dimension of outputs of shape {tuple(logits.shape)}, got {self.dim!r}"
+                ": pass the one that holds the classes"
             )
         if logits.shape[dim] == 1:
             raise ValueError(
-                f"CategoricalKL found a single class in dimension {dim} of outputs of shape "
-                f"{tuple(logits.shape)}, where the divergence is always 0; use BernoulliKL or another dim."
+                f"dim of CategoricalKL must hold at least two classes, got dimension {dim} of outputs of shape "
+                f"{tuple(logits.shape)}: use BernoulliKL, or another dim"
             )
         return dim

@@ -16,21 +16,18 @@ from .outputs import OutputSelector, comparable_pair, describe, paired_tensors
 class GaussianKL(Discrepancy):
     r"""KL divergence of Gaussians with diagonal covariance.
 
-    With mean :math:`m` and variance :math:`v` at the old, :math:`m'` and :math:`v'` at the new weights, each
-    output contributes
+    With mean :math:`m` and variance :math:`v` at the old, :math:`m'` and :math:`v'` at the new weights, each output
+    contributes
 
     .. math:: \mathrm{KL} = \tfrac12 \Big[\log\frac{v'}{v} + \frac{v + (m' - m)^2}{v'} - 1\Big].
 
-    Its Hessian in :math:`(m', \log v')` at the old values is :math:`\mathrm{diag}(1/v, 1/2)`, the Fisher
-    information.
+    Its Hessian in :math:`(m', \log v')` at the old values is :math:`\mathrm{diag}(1/v, 1/2)`, the Fisher information.
 
     Args:
-        variance: A known variance; the outputs are then means (each floating tensor of the outputs). With
-            ``None`` the network returns the variance too: a pair ``(mean, log_variance)``, or a mapping with
-            the keys ``"mean"`` and ``"log_variance"``.
-        reduction: Over the event dimensions (all but the first): ``"sum"`` gives the KL divergence of the
-            joint distribution of one example, ``"mean"`` averages over all elements. Examples are averaged in
-            both.
+        variance: A known variance; every floating-point output is then a mean. With None the network predicts the
+            variance too: it returns a pair ``(mean, log_variance)``, or a mapping with these two keys.
+        reduction: Over the event dimensions (all but the first): ``"sum"`` gives the KL divergence of the joint
+            distribution of one example, averaged over examples; ``"mean"`` averages over all elements.
         output: See :class:`Discrepancy`.
 
     Example:
@@ -46,7 +43,7 @@ class GaussianKL(Discrepancy):
     ) -> None:
         super().__init__(output)
         if variance is not None and not variance > 0:
-            raise ValueError(f"variance must be positive, but is {variance}; pass None if the network predicts it.")
+            raise ValueError(f"variance must be positive, got {variance}: pass None if the network predicts it")
         self.variance = variance
         self.reduction: Reduction = check_reduction(reduction)
 
@@ -55,15 +52,11 @@ class GaussianKL(Discrepancy):
         del target
         if self.variance is None:
             return self._learned_variance(_mean_and_log_variance(new), _mean_and_log_variance(old), mask)
-        divergences = [
-            self._known_variance(new_mean, old_mean, mask) for new_mean, old_mean in paired_tensors(new, old)
-        ]
+        divergences = []
+        for pair in paired_tensors(new, old):
+            new_mean, old_mean = keep_masked_in(mask, pair[0].shape, *pair)
+            divergences.append(average((new_mean - old_mean).square() / (2 * self.variance), mask, self.reduction))
         return torch.stack(divergences).sum()
-
-    def _known_variance(self, new: Tensor, old: Tensor, mask: Tensor | None) -> Tensor:
-        assert self.variance is not None
-        new, old = keep_masked_in(mask, new.shape, new, old)
-        return average((new - old).square() / (2 * self.variance), mask, self.reduction)
 
     def _learned_variance(self, new: tuple[Tensor, Tensor], old: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
         new_mean, old_mean = comparable_pair(new[0], old[0], "mean")
@@ -79,15 +72,14 @@ class GaussianKL(Discrepancy):
 
 
 def _mean_and_log_variance(outputs: Any) -> tuple[Tensor, Tensor]:
+    pair = outputs
     if isinstance(outputs, Mapping) and "mean" in outputs and "log_variance" in outputs:
         pair = (outputs["mean"], outputs["log_variance"])
-    else:
-        pair = outputs
     if isinstance(pair, (tuple, list)) and len(pair) == 2:
         mean, log_variance = pair
         if all(isinstance(part, Tensor) and part.is_floating_point() for part in pair):
             return mean, log_variance
     raise TypeError(
-        f"GaussianKL without a variance needs outputs (mean, log_variance), but got {describe(outputs)}; "
-        "pass variance=..., or return both from the network."
+        f"outputs must be (mean, log_variance) for GaussianKL without a variance, got {describe(outputs)}: "
+        "return both from the network, or pass variance=..."
     )

@@ -1,4 +1,4 @@
-"""From a torch loss to the discrepancy that matches it."""
+"""The discrepancy that matches a torch loss."""
 
 from __future__ import annotations
 
@@ -27,19 +27,16 @@ def for_loss(loss: Callable[..., Any], output: OutputSelector = None) -> Discrep
     ``mse_loss``                                        ``SquaredError("mean")``
     ==================================================  ========================
 
-    Label smoothing changes the loss only by a term linear in the logits and leaves the divergence as it is.
-    Class weights, ``pos_weight`` and ``ignore_index`` do change it; the discrepancy ignores them on purpose,
-    because it measures how far predictions move, wherever the targets lie (exclude padding with a mask).
+    Label smoothing adds a term that is linear in the logits, which leaves the divergence unchanged. Class weights,
+    ``pos_weight`` and ``ignore_index`` do change it, but the discrepancy ignores them on purpose: it measures how far
+    predictions move, whatever the targets are. Use a mask to exclude padding.
 
     Args:
-        loss: One of the above, a ``functools.partial`` of a function among them, or the module form.
+        loss: One of the above, as a function, a ``functools.partial`` of it, or a module.
         output: See :class:`Discrepancy`.
 
-    Returns:
-        The matching discrepancy.
-
     Raises:
-        ValueError: If no closed form is known for the loss, or it is not averaged over the batch.
+        ValueError: If no closed form is known for the loss, or if the loss is not averaged over the batch.
 
     Example:
         >>> for_loss(nn.MSELoss()).reduction
@@ -50,29 +47,25 @@ def for_loss(loss: Callable[..., Any], output: OutputSelector = None) -> Discrep
     if isinstance(loss, functools.partial):
         options, function = loss.keywords, loss.func
     options = vars(loss) if isinstance(loss, nn.Module) else options
-    discrepancy = _closed_form(function, output)
-    if discrepancy is None:
+    discrepancy: Discrepancy
+    if function in (functional.cross_entropy, functional.nll_loss) or isinstance(
+        function, (nn.CrossEntropyLoss, nn.NLLLoss)
+    ):
+        discrepancy = CategoricalKL(dim="torch", output=output)
+    elif function is functional.binary_cross_entropy_with_logits or isinstance(function, nn.BCEWithLogitsLoss):
+        discrepancy = BernoulliKL(reduction="mean", output=output)
+    elif function is functional.mse_loss or isinstance(function, nn.MSELoss):
+        discrepancy = SquaredError(reduction="mean", output=output)
+    else:
         name = getattr(function, "__name__", type(function).__name__)
         raise ValueError(
-            f"No closed-form discrepancy is known for the loss {name}; pass discrepancy=... with one of "
-            "CategoricalKL, BernoulliKL, GaussianKL, SquaredError, or Bregman(loss) if it is convex."
+            f"the loss must have a known closed-form discrepancy, got {name}: pass discrepancy=..., one of "
+            "CategoricalKL, BernoulliKL, GaussianKL, SquaredError, or Bregman(loss) for a convex loss"
         )
     reduction = options.get("reduction", "mean")
     if reduction != "mean":
         raise ValueError(
-            f"The loss has reduction={reduction!r}, but the discrepancy is a mean over the examples; use "
-            'reduction="mean", or pass discrepancy=... and a fsd_weight of your own.'
+            f"the loss must have reduction='mean', as the discrepancy does, got {reduction!r}: change it, or pass "
+            "discrepancy=... and a matching fsd_weight=..."
         )
     return discrepancy
-
-
-def _closed_form(function: Callable[..., Any], output: OutputSelector) -> Discrepancy | None:
-    if function in (functional.cross_entropy, functional.nll_loss) or isinstance(
-        function, (nn.CrossEntropyLoss, nn.NLLLoss)
-    ):
-        return CategoricalKL(dim="torch", output=output)
-    if function is functional.binary_cross_entropy_with_logits or isinstance(function, nn.BCEWithLogitsLoss):
-        return BernoulliKL(reduction="mean", output=output)
-    if function is functional.mse_loss or isinstance(function, nn.MSELoss):
-        return SquaredError(reduction="mean", output=output)
-    return None

@@ -1,8 +1,7 @@
-"""What networks return, made comparable: choose an output, walk its structure, pair the tensors.
+"""Make the outputs of two forward passes comparable: choose an output, walk its structure, pair the tensors.
 
-A network may return a tensor, a tuple or list, a mapping, or an object that behaves like one (the outputs of
-Hugging Face models are ordered mappings). Everything here is told apart by its behaviour, so that no other
-library needs to be imported.
+A network may return a tensor, a tuple or list, a mapping, or an object that behaves like one (Hugging Face models
+return ordered mappings). Outputs are recognised by their behaviour, so that no other library has to be imported.
 """
 
 from __future__ import annotations
@@ -14,22 +13,19 @@ import torch
 from torch import Tensor
 
 OutputSelector = str | int | Callable[[Any], Any] | None
-"""How the compared output is named: a key or attribute, a position, a function of all outputs, or nothing."""
+"""Which output to compare: a key or attribute name, a position, a function of all outputs, or None."""
 
 
 def select_output(outputs: Any, selector: OutputSelector) -> Any:
-    """Take the part of a network's outputs that the discrepancy compares.
+    """Return the part of a network's outputs that the discrepancy compares.
 
     Args:
         outputs: What the network returned.
-        selector: A key (or attribute) name, a position, a function of ``outputs``, or ``None``: the entry
-            ``"logits"`` of a mapping that has one, otherwise all of ``outputs``.
-
-    Returns:
-        The selected part.
+        selector: A key (or attribute) name, a position, a function of ``outputs``, or None: the entry ``"logits"`` of a
+            mapping that has one, otherwise all of ``outputs``.
 
     Raises:
-        ValueError: If a named key or position is not there.
+        ValueError: If there is no such key or position.
 
     Example:
         >>> select_output({"logits": 1, "hidden": 2}, None)
@@ -47,24 +43,18 @@ def select_output(outputs: Any, selector: OutputSelector) -> Any:
         return outputs[selector]
     except (KeyError, IndexError, TypeError, AttributeError):
         raise ValueError(
-            f"output={selector!r} is not in the network's outputs, which are {describe(outputs)}; "
-            "pass the name, position or function of one that is."
+            f"output must name one of the network's outputs, {describe(outputs)}, got {selector!r}: pass a key, a "
+            "position or a function of the outputs"
         ) from None
 
 
 def paired_tensors(new: Any, old: Any) -> list[tuple[Tensor, Tensor]]:
-    """Pair the floating tensors of two outputs of the same structure.
+    """Pair the floating-point tensors of two outputs of the same structure.
 
-    Args:
-        new: Selected outputs at the new weights.
-        old: Selected outputs at the old weights.
-
-    Returns:
-        One ``(new, old)`` pair of equal shape for each floating tensor; ``old`` is detached, both are at
-        least float32.
+    Both tensors of a pair have the same shape and are at least float32; ``old`` is detached.
 
     Raises:
-        TypeError: If a part is neither a tensor nor a container of tensors, or no part is floating.
+        TypeError: If a part is neither a tensor nor a container of tensors, or if none is a floating-point tensor.
         ValueError: If the two differ in structure or in shape.
 
     Example:
@@ -74,39 +64,39 @@ def paired_tensors(new: Any, old: Any) -> list[tuple[Tensor, Tensor]]:
     new_tensors, old_tensors = dict(_floating_tensors(new)), dict(_floating_tensors(old))
     if not new_tensors:
         raise TypeError(
-            f"A discrepancy compares floating-point outputs, but the network returned {describe(new)}; "
-            'name the output to compare, such as output="logits".'
+            f"the network must return a floating-point tensor, got {describe(new)}: "
+            'name the output to compare, such as output="logits"'
         )
     if new_tensors.keys() != old_tensors.keys():
         raise ValueError(
-            f"The outputs at the new weights are {describe(new)} but at the old weights {describe(old)}; "
-            "name one that both have, such as output=0."
+            f"the network must return the same outputs at both weights, got {describe(new)} at the new and "
+            f"{describe(old)} at the old ones: name an output that both have, such as output=0"
         )
     return [comparable_pair(new_tensors[path], old_tensors[path], name=f"output{path}") for path in new_tensors]
 
 
 def comparable_pair(new: Tensor, old: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    """Check that two tensors have one shape; detach ``old`` and raise half precision to float32."""
+    """Check that two tensors have the same shape; detach ``old`` and convert half precision to float32."""
     if new.shape != old.shape:
         raise ValueError(
-            f"{name} has shape {tuple(new.shape)} at the new weights but {tuple(old.shape)} at the old ones; "
-            "evaluate both on the same FSD batch."
+            f"{name} must have the same shape at both weights, got {tuple(new.shape)} at the new and "
+            f"{tuple(old.shape)} at the old ones: evaluate both on the same FSD batch"
         )
     return _at_least_float32(new), _at_least_float32(old.detach())
 
 
 def single_tensor(outputs: Any, who: str) -> Tensor:
-    """Return ``outputs`` if it is one floating tensor, else raise a ``TypeError`` in the name of ``who``."""
+    """Return ``outputs`` if it is one floating-point tensor, else raise a ``TypeError`` that names ``who``."""
     if isinstance(outputs, Tensor) and outputs.is_floating_point():
         return outputs
     raise TypeError(
-        f"{who} compares one floating-point tensor, but the network returned {describe(outputs)}; "
-        'name the output to compare, such as output="logits".'
+        f"output must select one floating-point tensor for {who}, got {describe(outputs)}: "
+        'name the output to compare, such as output="logits"'
     )
 
 
 def describe(outputs: Any) -> str:
-    """Say in a few words what a network returned, for error messages.
+    """Describe what a network returned, for error messages.
 
     Example:
         >>> describe({"logits": torch.zeros(2, 3), "cache": None})
@@ -122,7 +112,7 @@ def describe(outputs: Any) -> str:
 
 
 def _floating_tensors(outputs: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Walk a structure; integer tensors and ``None`` carry nothing to compare and are passed over."""
+    """Walk a structure, skipping integer tensors and None, which have nothing to compare."""
     if isinstance(outputs, Tensor):
         if outputs.is_floating_point():
             yield path, outputs
@@ -134,11 +124,11 @@ def _floating_tensors(outputs: Any, path: str = "") -> Iterator[tuple[str, Tenso
             yield from _floating_tensors(value, f"{path}[{position}]")
     elif outputs is not None:
         raise TypeError(
-            f"output{path} is {describe(outputs)}, which holds no tensors that a discrepancy could compare; "
-            'name the output to compare, such as output="logits".'
+            f"output{path} must be a tensor or a container of tensors, got {describe(outputs)}: "
+            'name the output to compare, such as output="logits"'
         )
 
 
 def _at_least_float32(tensor: Tensor) -> Tensor:
-    """A divergence near zero is a difference of near-equal numbers: half precision would leave only noise."""
+    # A divergence near zero is a difference of nearly equal numbers, which is noise in half precision.
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()

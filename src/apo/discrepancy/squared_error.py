@@ -12,14 +12,13 @@ from .outputs import OutputSelector
 
 @final
 class SquaredError(TensorDiscrepancy):
-    r"""Squared distance between outputs, as a divergence of one example or on the scale of torch's loss.
+    r"""Squared distance between outputs: summed over each example, or on the scale of torch's loss.
 
     .. math:: \texttt{"sum"}: \; \frac1n \sum_i \tfrac12 \|z'_i - z_i\|^2, \qquad
               \texttt{"mean"}: \; \frac{1}{nd} \sum_{i,j} (z'_{ij} - z_{ij})^2.
 
-    ``"sum"`` is the KL divergence of unit-variance Gaussians, with the identity as Hessian. ``"mean"`` has no
-    factor of one half, because ``torch.nn.functional.mse_loss`` has none: it is the Bregman divergence of
-    that loss.
+    ``"sum"`` is the KL divergence of unit-variance Gaussians, whose Hessian is the identity. ``"mean"`` is the Bregman
+    divergence of ``torch.nn.functional.mse_loss``, hence without a factor of one half.
 
     Args:
         reduction: ``"sum"`` or ``"mean"``, as above.

@@ -1,1 +1,1 @@
-"""Where people already train: thin bridges to frameworks, each of which imports its framework only when it is used."""
+"""Thin adapters to training frameworks, each of which is imported only when it is used."""

@@ -1,6 +1,6 @@
 """Accelerate: one line after ``accelerator.prepare``.
 
-Before it, ``apo.attach(optimizer, model, criterion, scaler=accelerator.scaler)`` does the same without the logging.
+``apo.attach(optimizer, model, criterion, scaler=accelerator.scaler)`` before it does the same without logging.
 """
 
 from __future__ import annotations
@@ -32,24 +32,23 @@ def attach(
     log: bool = True,
     **options: Any,
 ) -> Attached:
-    """Let a prepared training loop learn its learning rate; nothing after this line has to change.
+    """Learn the learning rate of a prepared training loop; nothing after this line has to change.
 
-    Accumulation through ``accelerator.accumulate``, its loss scale and its mixed precision are seen as they happen. The
-    tuner's state travels inside the optimizer's, so ``save_state`` and ``load_state`` carry it.
+    Gradient accumulation, loss scaling and mixed precision of the accelerator are taken into account. The tuner's state
+    is part of the optimizer's, so ``save_state`` and ``load_state`` include it.
 
     Args:
         accelerator: The accelerator of the loop.
         optimizer: What ``accelerator.prepare`` returned for the optimizer (or the optimizer itself).
         model: The network that the loop calls.
-        criterion: The loss module that the loop calls (a function is made one by :func:`apo.criterion`); None if the
-            network's output carries its ``loss``.
-        rule: Makes a rule around the optimizer, such as ``apo.LearningRate.paper``;
-            None for the optimizer's own.
-        log: Whether ``accelerator.log``, and so its trackers, get the figures of every meta-step.
+        criterion: The loss module that the loop calls (:func:`apo.criterion` makes one of a function); None if the
+            network's output has a ``loss``.
+        rule: Builds a rule from the optimizer, such as ``apo.LearningRate.paper``; None for the optimizer's default.
+        log: Whether to log every meta-step with ``accelerator.log``.
         **options: See :class:`apo.Tuner`; ``save_batch`` is True here, so that a resume is exact.
 
     Returns:
-        The tuner; ``detach()`` takes everything off again.
+        The tuner; ``detach()`` removes it again.
 
     Example:
         >>> import torch
@@ -60,7 +59,8 @@ def attach(
         >>> tuner.optimizer is prepared
         True
     """
-    own = getattr(optimizer, "optimizer", optimizer)  # inside the wrapper, whose steps need not be steps
+    own = getattr(optimizer, "optimizer", optimizer)  # the wrapper's step() does nothing while gradients accumulate
+    # A scheduler built on the wrapper marks the wrapper only, but apo reads the rates of the inner optimizer.
     if own is not optimizer and is_scheduled(optimizer):
         note_scheduler(own)
     options = {"scaler": accelerator.scaler, "save_batch": True} | options
@@ -71,10 +71,10 @@ def attach(
 
 
 def log_to(accelerator: Accelerator, prefix: str = "apo") -> Callable[[MetaStep], None]:
-    """Make a listener that gives every figure of every meta-step to ``accelerator.log``.
+    """Return a callback for ``on_meta_step`` that passes every value to ``accelerator.log``.
 
     Args:
-        accelerator: The accelerator, whose trackers then have the figures.
+        accelerator: The accelerator with the trackers.
         prefix: First part of the names.
 
     Example:

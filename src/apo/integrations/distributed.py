@@ -1,10 +1,10 @@
-"""Checkpoints of a training by many processes, through ``torch.distributed.checkpoint``.
+"""Checkpoints for training with several processes, with ``torch.distributed.checkpoint``.
 
-Training itself needs nothing from here: :func:`apo.attach` and :class:`apo.APO` take a network under
-``DistributedDataParallel`` or ``fully_shard`` as they take any other. A checkpoint of it is written by all processes
-together, each its shards and the blocks that it owns, and can be read by any number of processes: everything that
-belongs to a weight or to a block is stored by name. With as many processes as wrote it, training goes on exactly; with
-another number the batch B' and the random streams, which belong to one process each, start anew.
+Only checkpoints need this module: :func:`apo.attach` and :class:`apo.APO` take a network under
+``DistributedDataParallel`` or ``fully_shard`` like any other. Each process writes its shards and the blocks that it
+owns. Everything that belongs to a weight or a block is stored by name, so any number of processes can read the
+checkpoint. With the same number, training resumes exactly; with another number, the other batch and the random number
+generators, which belong to one process each, start again.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ __all__ = ["latest_checkpoint", "load_checkpoint", "save_checkpoint"]
 
 
 def save_checkpoint(tuner: Tuner, path: str | os.PathLike[str], *, extra: Any = None) -> None:
-    """Write the network, the optimizer and all that APO has learned; every process calls this.
+    """Save the network, the optimizer and what APO has learned; every process calls this.
 
     Args:
         tuner: What :class:`apo.APO` or :func:`apo.attach` returned.
-        path: A folder for this checkpoint, on a disk that all processes see. It counts as a checkpoint only once it is
-            complete, so use a new one every time.
-        extra: Plain data of one's own that :func:`load_checkpoint` gives back, such as the epoch; that of the first
-            process counts.
+        path: A new folder for this checkpoint, on a disk that all processes can access.
+        extra: Your own plain data, such as the epoch, which :func:`load_checkpoint` returns; the first process's is
+            saved.
 
     Example:
         >>> import apo, tempfile, warnings
@@ -56,30 +55,27 @@ def save_checkpoint(tuner: Tuner, path: str | os.PathLike[str], *, extra: Any = 
 
     tensors, common = _named_state(tuner)
     rank, processes = _place()
-    own = {
-        "fsd_batches": tuner.fsd_batches.state_dict(),
-        "random": RandomState.capture({tuner.device}).state_dict(),
-    }
+    own = {"fsd_batches": tuner.fsd_batches.state_dict(), "random": RandomState.capture({tuner.device}).state_dict()}
     tensors[f"process/{rank}"] = _packed(own)
     if rank == 0:
         tensors["common"] = _packed(common | {"processes": processes, "extra": extra})
-    # Buffers may differ between processes; DistributedDataParallel goes on with those of the first.
+    # Buffers may differ between processes; DistributedDataParallel continues with those of the first.
     planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
     save(tensors, checkpoint_id=os.fspath(path), planner=planner)
 
 
 def load_checkpoint(tuner: Tuner, path: str | os.PathLike[str]) -> Any:
-    """Go on where :func:`save_checkpoint` was called, with any number of processes; every process calls this.
+    """Resume from :func:`save_checkpoint`, with any number of processes; every process calls this.
 
     Args:
-        tuner: Built as the saved one was, around a network and an optimizer built as theirs were.
+        tuner: Built like the saved one, with a network and an optimizer built like the saved ones.
         path: The folder.
 
     Returns:
         The ``extra`` that was saved.
 
     Raises:
-        ValueError: The checkpoint has no value for something that the network or the rule has.
+        ValueError: The checkpoint lacks a tensor of the network or of the rule.
     """
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load
@@ -89,8 +85,8 @@ def load_checkpoint(tuner: Tuner, path: str | os.PathLike[str]) -> Any:
     missing = sorted(set(targets) - set(saved))
     if missing:
         raise ValueError(
-            f"the checkpoint {os.fspath(path)} has no {missing[0]!r} (and {len(missing) - 1} more are missing): build "
-            "the network, the optimizer and the rule as they were when it was saved"
+            f"path must be a checkpoint of this network and rule, got {os.fspath(path)} without {missing[0]!r} (one of "
+            f"{len(missing)} missing entries): build the network, the optimizer and the rule as when it was saved"
         )
     rank, processes = _place()
     blobs = {
@@ -107,7 +103,7 @@ def load_checkpoint(tuner: Tuner, path: str | os.PathLike[str]) -> Any:
 
 
 def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
-    """Return the complete checkpoint in ``folder`` that was written last, or None: where to go on after a crash.
+    """Return the latest complete checkpoint in ``folder``, or None; after a crash, resume from it.
 
     Example:
         >>> latest_checkpoint("no-such-folder") is None
@@ -119,14 +115,14 @@ def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
 
 
 def _place() -> tuple[int, int]:
-    """Return the number of this process and how many there are."""
+    """Return the rank of this process and the number of processes."""
     if not (dist.is_available() and dist.is_initialized()):
         return 0, 1
     return dist.get_rank(), dist.get_world_size()
 
 
 def _named_state(tuner: Tuner) -> tuple[NamedTensors, dict[str, Any]]:
-    """Split the state into tensors by name and what is small and the same on all processes."""
+    """Split the state into tensors by name, and small data that is the same on all processes."""
     optimizer, own = tuner.optimizer, tuner.optimizer.state_dict()
     drop_summary(own["param_groups"])
     tensors: NamedTensors = _model_tensors(tuner.model)
@@ -145,7 +141,7 @@ def _named_state(tuner: Tuner) -> tuple[NamedTensors, dict[str, Any]]:
 
 
 def _split_state(prefix: str, state: Mapping[str, Any], names: list[str], tensors: NamedTensors) -> dict[str, Any]:
-    """Move the tensors of an optimizer's state to ``tensors``, under names; return the rest, by name as well."""
+    """Move the tensors of an optimizer's state to ``tensors`` by name, and return the rest by name."""
     rest: dict[str, dict[str, Any]] = {}
     for index, values in state["state"].items():
         for key, value in values.items():
@@ -157,7 +153,7 @@ def _split_state(prefix: str, state: Mapping[str, Any], names: list[str], tensor
 
 
 def _joined_state(prefix: str, rest: Mapping[str, Any], names: list[str], tensors: NamedTensors) -> dict[str, Any]:
-    """Undo :func:`_split_state`, for the parameters that are called ``names`` here."""
+    """Undo :func:`_split_state` for the parameters called ``names``."""
     state: dict[int, dict[str, Any]] = {i: dict(rest["state"][n]) for i, n in enumerate(names) if n in rest["state"]}
     indices = {f"{prefix}/{name}": index for index, name in enumerate(names)}
     for name, value in tensors.items():
@@ -175,7 +171,7 @@ def _optimizer_state(tuner: Tuner, tensors: NamedTensors, common: dict[str, Any]
         preconditioner = own["preconditioner"] = common["preconditioner"] | {"factors": factors}
         names = factor_names(optimizer)
         meta = _joined_state("meta", common["apo"]["rule"]["meta_optimizer"], names, tensors)
-        # How many factors there are in the meta-optimizer's only group depends on the number of processes.
+        # The number of factors in the meta-optimizer's only group depends on the number of processes.
         (group,) = meta["param_groups"]
         meta["param_groups"] = [{**group, "params": list(range(max(len(names), 1)))}]
         common["apo"]["rule"]["meta_optimizer"] = meta
@@ -186,7 +182,7 @@ def _optimizer_state(tuner: Tuner, tensors: NamedTensors, common: dict[str, Any]
 
 
 def _targets(tuner: Tuner, saved: Mapping[str, Any]) -> NamedTensors:
-    """Return the tensors to read into: those of the network and the factors in place, others made for it."""
+    """Return the tensors to load into: those of the network and the factors in place, new ones for the rest."""
     optimizer = tuner.optimizer
     targets = _model_tensors(tuner.model)
     owners = _owners("optimizer", parameter_names(tuner.model, optimizer), optimizer)
@@ -200,7 +196,7 @@ def _targets(tuner: Tuner, saved: Mapping[str, Any]) -> NamedTensors:
         owner, _, key = name.rpartition("/")
         if owner in owners:
             like, dtype = owners[owner].detach(), stored.properties.dtype
-            same = stored.size == like.shape and key != "step"  # a count of steps lives on the host
+            same = stored.size == like.shape and key != "step"  # a step count is on the host
             targets[name] = torch.zeros_like(like, dtype=dtype) if same else torch.zeros(stored.size, dtype=dtype)
     return targets
 
@@ -216,7 +212,7 @@ def _model_tensors(model: nn.Module) -> NamedTensors:
 
 
 def _packed(data: Any) -> Tensor:
-    """Turn plain data into bytes; ``torch.distributed.checkpoint`` would pickle it piece by piece."""
+    """Serialise plain data to bytes, because ``torch.distributed.checkpoint`` would pickle every item separately."""
     buffer = io.BytesIO()
     torch.save(data, buffer)
     return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Names of parameters and factors that do not depend on how many processes there are and what is wrapped around."""
+"""Names of parameters and factors that do not depend on the number of processes or on wrappers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def parameter_names(model: nn.Module, optimizer: Optimizer) -> list[str]:
-    """Return the names of an optimizer's parameters, in its order; those that the network does not have are numbered.
+    """Return the names of an optimizer's parameters, in its order; those not in the network are numbered.
 
     Example:
         >>> import torch

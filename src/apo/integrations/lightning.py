@@ -1,16 +1,16 @@
 """Lightning with automatic optimization: one callback, or one line in ``configure_optimizers``.
 
-The callback, ``Trainer(callbacks=[APOCallback()])``, is for a module that stays as it is. The one line is that of any
-other loop, and the trainer's loggers can listen::
+Use the callback, ``Trainer(callbacks=[APOCallback()])``, to leave the module unchanged. Or call :func:`apo.attach` as
+in any other loop; the trainer's loggers can receive the values::
 
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters())
         apo.attach(optimizer, self, self.criterion, on_meta_step=log_to(self))
         return optimizer
 
-Either way the tuner's state travels inside the optimizer's, so that Lightning's own checkpoints carry it (in the one
-line, pass ``save_batch=True`` for a resume that is exact also right before a meta-step), and under the
-strategy ``"ddp"`` the repeated passes go through Lightning's wrapper, which averages their gradients.
+Either way the tuner's state is part of the optimizer's, so Lightning's checkpoints include it (with the one line, pass
+``save_batch=True`` for a resume that is exact also right before a meta-step). Under the strategy
+``"ddp"`` repeated passes go through Lightning's wrapper, which averages their gradients.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ __all__ = ["APOCallback", "CallbackHooks", "log_to"]  # noqa: F822  # pyright: i
 
 
 def log_to(module: LightningModule, prefix: str = "apo") -> Callable[[MetaStep], None]:
-    """Make a listener that gives every figure of every meta-step to the loggers of the module's trainer.
+    """Return a callback for ``on_meta_step`` that passes every value to the loggers of the module's trainer.
 
     Args:
-        module: The module that is trained; its trainer is looked up when there is something to log.
+        module: The module to train; its trainer is looked up at the first meta-step.
         prefix: First part of the names.
 
     Example:
@@ -56,16 +56,16 @@ def log_to(module: LightningModule, prefix: str = "apo") -> Callable[[MetaStep],
 
 
 class CallbackHooks:
-    """What ``APOCallback`` does, apart from Lightning's base class: attach when fitting starts, detach when it ends.
+    """The hooks of ``APOCallback``, without Lightning's base class: attach when fitting starts, detach when it ends.
 
     Args:
-        network: Dotted name of the submodule whose output the criterion sees; ``""`` for the LightningModule itself,
+        network: Dotted name of the submodule whose output goes to the criterion; ``""`` for the LightningModule itself,
             which its ``training_step`` then calls as ``self(inputs)``.
-        criterion: Dotted name of the loss module that ``training_step`` calls (a function is made one by
-            :func:`apo.criterion`); None if the network's output carries its ``loss``.
-        rule: Makes a rule around the optimizer, such as ``apo.LearningRate.paper``; None for the optimizer's own.
-        log: Whether the trainer's loggers get every figure.
-        **options: See :class:`apo.Tuner`; ``total_steps="auto"`` is what the trainer expects, and ``save_batch`` is
+        criterion: Dotted name of the loss module that ``training_step`` calls (:func:`apo.criterion` makes one of a
+            function); None if the network's output has a ``loss``.
+        rule: Builds a rule from the optimizer, such as ``apo.LearningRate.paper``; None for the optimizer's default.
+        log: Whether to pass the values of every meta-step to the trainer's loggers.
+        **options: See :class:`apo.Tuner`; ``total_steps="auto"`` uses the trainer's estimate, and ``save_batch`` is
             True here, so that a resume is exact.
 
     Attributes:
@@ -90,9 +90,9 @@ class CallbackHooks:
         self._rule, self._log, self._options = rule, log, options
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Attach: the optimizer is there, and its state is not yet loaded from a checkpoint."""
+        """Attach: now the optimizer exists, and its state is not yet loaded from a checkpoint."""
         _check(trainer)
-        self._detach()  # a fit that was broken off leaves its tuner behind
+        self._detach()  # an interrupted fit may have left a tuner
         optimizer = trainer.optimizers[0]
         criterion = None if self._criterion is None else _submodule(pl_module, "criterion", self._criterion)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
@@ -105,7 +105,7 @@ class CallbackHooks:
             self.tuner.on_meta_step(log_to(pl_module))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Detach after fitting: the next fit makes another optimizer."""
+        """Detach after fitting, because the next fit builds another optimizer."""
         if stage == "fit":
             self._detach()
 
@@ -118,12 +118,12 @@ def _check(trainer: Trainer) -> None:
     if len(trainer.optimizers) != 1:
         raise ValueError(
             f"configure_optimizers must return one optimizer for APOCallback, got {len(trainer.optimizers)}: "
-            "leave the callback out and call apo.attach for each of them in configure_optimizers"
+            "remove the callback and call apo.attach for each of them in configure_optimizers"
         )
     if type(trainer.strategy.model).__name__ == "FullyShardedDataParallel":
         raise ValueError(
             "strategy must not be 'fsdp' for APOCallback, got FullyShardedDataParallel, which flattens the weights: "
-            "use 'ddp', or fully_shard in a loop of your own"
+            "use 'ddp', or fully_shard in your own loop"
         )
 
 
@@ -131,8 +131,8 @@ def _expected_steps(trainer: Trainer) -> int:
     steps = trainer.estimated_stepping_batches
     if math.isinf(steps):
         raise ValueError(
-            "total_steps='auto' needs a trainer with an end, got one that trains until it is stopped: pass max_epochs "
-            "or max_steps to the Trainer, or leave total_steps out"
+            "total_steps must be a number if the trainer has no end, got 'auto': pass max_epochs or max_steps to the "
+            "Trainer, or leave total_steps out"
         )
     return int(steps)
 
@@ -142,8 +142,8 @@ def _submodule(module: nn.Module, argument: str, name: str) -> nn.Module:
         return module.get_submodule(name)
     except AttributeError:
         raise ValueError(
-            f"{argument} must name a submodule of {type(module).__name__}, got {name!r}: apo.criterion makes a loss "
-            "function one, and criterion=None is for a network that returns its loss"
+            f"{argument} must name a submodule of {type(module).__name__}, got {name!r}: wrap a loss function "
+            "with apo.criterion, or pass criterion=None for a network that returns its loss"
         ) from None
 
 
@@ -158,7 +158,7 @@ def _callback_class() -> type:
 
 
 def __getattr__(name: str) -> Any:
-    """Make ``APOCallback`` when it is first asked for: its base class is Lightning's, which apo does not depend on."""
+    """Build ``APOCallback`` on first use: its base class is Lightning's, which apo does not depend on."""
     if name == "APOCallback":
         return _callback_class()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,8 @@
 """Hugging Face Trainer: one line between ``Trainer(...)`` and ``trainer.train()``.
 
-For an optimizer that you build yourself, ``apo.attach(optimizer, model)`` before
-``Trainer(..., optimizers=(optimizer, None))`` does the same without the logging. (A ``TrainerCallback`` would come too
-late: it first sees the optimizer after a checkpoint has been loaded into it.)
+If you build the optimizer yourself, ``apo.attach(optimizer, model)`` before
+``Trainer(..., optimizers=(optimizer, None))`` does the same without logging. (A ``TrainerCallback`` would be too late:
+it first sees the optimizer after a checkpoint has been loaded.)
 """
 
 from __future__ import annotations
@@ -29,26 +29,25 @@ __all__ = ["attach", "log_to"]
 def attach(
     trainer: Trainer, rule: Callable[[Optimizer], Rule] | None = None, log: bool = True, **options: Any
 ) -> Attached:
-    """Let a Trainer learn its learning rate; its schedule multiplies what is learned.
+    """Learn the learning rate of a Trainer; its schedule multiplies the learned rate.
 
-    The optimizer is made now, as ``trainer.train()`` would make it. The loss is the one that the network returns or, if
-    the Trainer has one, its ``compute_loss_func``; labels of -100 count in no term. The tuner's state travels inside
-    the optimizer's, so ``trainer.train(resume_from_checkpoint=...)`` resumes exactly. Under ``torchrun`` the repeated
-    passes go through the wrapper that the Trainer puts around its network, which averages their gradients.
+    The optimizer is built now, as ``trainer.train()`` would build it. The loss is the one that the network returns or,
+    if the Trainer has one, its ``compute_loss_func``; labels of -100 are ignored in every term. The tuner's state is
+    part of the optimizer's, so ``trainer.train(resume_from_checkpoint=...)`` resumes exactly. Under ``torchrun``
+    repeated passes go through the Trainer's wrapper, which averages their gradients.
 
     Args:
         trainer: A trainer that has not started.
-        rule: Makes a rule around its optimizer, such as ``apo.LearningRate.paper``;
-            None for the optimizer's own.
-        log: Whether ``trainer.log`` gets the figures of every meta-step.
-        **options: See :class:`apo.Tuner`; ``total_steps="auto"`` is what the trainer's arguments amount to, and
+        rule: Builds a rule from the optimizer, such as ``apo.LearningRate.paper``; None for the optimizer's default.
+        log: Whether to log every meta-step with ``trainer.log``.
+        **options: See :class:`apo.Tuner`; ``total_steps="auto"`` is computed from the trainer's arguments, and
             ``save_batch`` is True here, so that a resume is exact.
 
     Returns:
-        The tuner; ``detach()`` takes everything off again.
+        The tuner; ``detach()`` removes it again.
 
     Raises:
-        ValueError: The Trainer will shard its network, copy it to several GPUs or make another when training starts.
+        ValueError: The Trainer will shard its network, copy it to several GPUs or rebuild it when training starts.
 
     Example:
         >>> import torch
@@ -62,18 +61,18 @@ def attach(
     """
     if trainer.is_fsdp_enabled or trainer.args.n_gpu > 1:
         raise ValueError(
-            f"trainer must run without FSDP and with one GPU a process, got {trainer.args.n_gpu} GPUs: start it with "
+            f"trainer must run without FSDP and with one GPU per process, got {trainer.args.n_gpu} GPUs: start it with "
             "torchrun, for DistributedDataParallel, or use fully_shard in your own loop"
         )
     if trainer.model_init is not None:
         raise ValueError(
-            "trainer must be given a model, got model_init, with which it makes another network and another optimizer "
-            "when training starts: pass model=model_init()"
+            "trainer must be given a model, got model_init, which builds another network when training starts: "
+            "pass model=model_init()"
         )
     optimizer = trainer.create_optimizer()
     if trainer.compute_loss_func is not None and not isinstance(trainer.compute_loss_func, nn.Module):
         trainer.compute_loss_func = criterion(trainer.compute_loss_func)
-    # Without a scaler the weight of a loss, which the Trainer multiplies by the number of processes, is no loss scale.
+    # The Trainer multiplies the loss by the number of processes; a disabled scaler says that this is no loss scale.
     scaler = getattr(trainer.accelerator, "scaler", None) or torch.amp.GradScaler(enabled=False)
     options = {"scaler": scaler, "save_batch": True} | options
     if options.get("total_steps") == "auto":
@@ -87,21 +86,21 @@ def attach(
 
 
 def _expected_steps(trainer: Trainer) -> int:
-    """Return how many steps the trainer will take, counted as it does: its releases differ in whom to ask for it."""
+    """Return how many steps the trainer will take; its own method for this differs between releases."""
     arguments = trainer.args
     if arguments.max_steps > 0:
         return arguments.max_steps
-    with torch.random.fork_rng(devices=()):  # a loader may draw its seed when it is made
+    with torch.random.fork_rng(devices=()):  # building a loader may draw a seed
         batches = len(trainer.get_train_dataloader())
     steps_per_epoch = math.ceil(batches / arguments.gradient_accumulation_steps)
     return math.ceil(arguments.num_train_epochs * steps_per_epoch)
 
 
 def log_to(trainer: Trainer, prefix: str = "apo") -> Callable[[MetaStep], None]:
-    """Make a listener that gives every figure of every meta-step to ``trainer.log``.
+    """Return a callback for ``on_meta_step`` that passes every value to ``trainer.log``.
 
     Args:
-        trainer: The trainer, whose ``state.log_history`` and reports then have the figures.
+        trainer: The trainer, whose ``state.log_history`` and reports get the values.
         prefix: First part of the names.
 
     Example:

@@ -1,9 +1,9 @@
 """Preconditioners: torch optimizers whose meta-parameters are matrices.
 
-- :class:`Kronecker`, :class:`Diagonal` and :class:`Full` are the optimizers; :class:`Preconditioner` is what
-  a rule of APO needs to know of them.
-- A :class:`Block` is the learned matrix of one layer, a :class:`View` the way from a layer's parameters to
-  the tensor that the block takes, and :func:`plan_layers` gives every parameter of a model both.
+- :class:`Kronecker`, :class:`Diagonal` and :class:`Full` are the optimizers; :class:`Preconditioner` is their base
+  class.
+- A :class:`Block` is the learned matrix of one layer. A :class:`View` reshapes a layer's parameters into the tensor
+  that the block takes. :func:`plan_layers` gives every parameter of a model both.
 """
 
 from apo.preconditioners.block import Block

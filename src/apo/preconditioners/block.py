@@ -1,8 +1,8 @@
 """The part of a preconditioner that belongs to one layer: a learned positive semi-definite matrix.
 
-A block holds its matrix P as a few small factors and never builds it. It answers two questions with matrix
-products alone: what is P G, and how does an inner product with P G change with each factor. The second is all
-that learning needs, so no graph is ever recorded.
+A block stores its matrix P as a few small factors and never builds it. It computes two things, with matrix products
+alone: P g for a gradient g, and the gradient of an inner product with P g with respect to each factor. The second is
+all that learning needs, so autograd records nothing.
 """
 
 from __future__ import annotations
@@ -23,19 +23,17 @@ __all__ = ["Block", "check_matmul", "factor_type"]
 class Block(ABC):
     r"""A learned positive semi-definite matrix :math:`P` that acts on gradients of one shape.
 
-    Every block starts as the identity. Arithmetic happens in the factors' type, float32 at least: 16-bit
-    gradients are widened, and an active autocast is ignored. Only the operands of matrix products may be
-    narrower, if ``matmul`` says so.
+    Every block starts as the identity. Arithmetic happens in the factors' type, at least float32: 16-bit gradients are
+    converted, and autocast is disabled. Only the operands of matrix products may be narrower, see ``matmul``.
 
     Args:
         shape: Shape of the gradients that the block takes.
-        factors: The learned tensors by name, leaves that do not require gradients; their order never changes.
+        factors: The learned tensors by name, leaves that do not require gradients, in a fixed order.
         matmul: Precision of products with factors: ``"float32"``, ``"tf32"`` or ``"bfloat16"``.
 
     Attributes:
-        lead: The number of dimensions in front of those of a single block; 1 for :meth:`stacked` blocks.
-        stackable: Whether the arithmetic also holds with one more dimension in front of factors and gradients,
-            so that :meth:`stacked` may compute blocks of one shape as one.
+        lead: The number of leading batch dimensions: 1 for :meth:`stacked` blocks, otherwise 0.
+        stackable: Whether the arithmetic also works with a leading batch dimension, as :meth:`stacked` needs.
 
     Example:
         >>> from apo.preconditioners import DiagonalBlock
@@ -67,60 +65,46 @@ class Block(ABC):
             >>> Block.stacked([KroneckerBlock(2, 3), KroneckerBlock(2, 3)]).shape
             (2, 2, 3)
         """
-        joint = copy.copy(blocks[0])  # with whatever else a subclass keeps
+        joint = copy.copy(blocks[0])  # including the attributes of a subclass
         joint.shape = (len(blocks), *joint.shape)
         joint.factors = {key: torch.stack([block.factors[key] for block in blocks]) for key in joint.factors}
         joint.lead += 1
         return joint
 
     def apply(self, gradient: Tensor) -> Tensor:
-        """Return P G.
+        """Return P g as a tensor of the same shape, in the factors' type.
 
         Args:
-            gradient: G, of shape ``self.shape`` and of any floating type.
-
-        Returns:
-            A tensor of the same shape, in the factors' type.
+            gradient: g, of shape ``self.shape`` and any floating-point type.
 
         Raises:
-            ValueError: If the shape is another.
+            ValueError: If the shape is wrong.
         """
         with self._arithmetic():
             return self._apply(self._read("gradient", gradient))
 
     def pull_back(self, gradient: Tensor, cotangent: Tensor) -> dict[str, Tensor]:
-        r"""Return the gradient of :math:`\langle C, P G \rangle` with respect to each factor.
+        r"""Return the gradient of :math:`\langle h, P g \rangle` with respect to each entry of ``self.factors``.
 
         Args:
-            gradient: G, as given to :meth:`apply`.
-            cotangent: C, of the same shape.
-
-        Returns:
-            One tensor for each entry of ``self.factors``, of the factor's shape.
-
-        Raises:
-            ValueError: If a shape is another than ``self.shape``.
+            gradient: g, as given to :meth:`apply`.
+            cotangent: h, of the same shape.
         """
         with self._arithmetic():
             return self._pull_back(self._read("gradient", gradient), self._read("cotangent", cotangent))
 
     def summary(self) -> dict[str, Tensor]:
-        """Return a few numbers for a log, as tensors on the block's device.
+        """Return values to log: ``mean_eigenvalue`` is the trace of P divided by its size, 1 at the start.
 
-        Returns:
-            ``mean_eigenvalue``: the trace of P divided by its size, 1 at the start; 0-dimensional, or ``[blocks]``
-            for stacked blocks.
+        It is a tensor on the block's device, 0-dimensional, or ``[blocks]`` for stacked blocks.
         """
         with self._arithmetic():
             return {"mean_eigenvalue": self._trace() / prod(self.shape[self.lead :])}
 
     def move_factors(self, memory: Mapping[str, Tensor]) -> None:
-        """Let the factors lie in other memory, such as slices of a joint tensor, which already holds their values.
-
-        The factors stay the same tensor objects: a meta-optimizer that holds them sees the same numbers as before.
-        """
+        """Move the factors to other memory, such as slices of a joint tensor, which already holds their values."""
         for key, factor in self.factors.items():
-            factor.data = memory[key]  # a new tensor would leave the meta-optimizer with the old one
+            factor.data = memory[key]  # the same tensor object, because a meta-optimizer holds it
 
     def release_factors(self) -> None:
         """Free the memory of the factors and keep their shapes, for a block that another process computes."""
@@ -129,7 +113,7 @@ class Block(ABC):
 
     @abstractmethod
     def to_dense(self) -> Tensor:
-        """Return P as a matrix ``[n, n]`` that acts on ``gradient.reshape(-1)``; for small blocks."""
+        """Return P as a matrix ``[n, n]`` that acts on ``gradient.reshape(-1)``; only for small blocks."""
 
     @abstractmethod
     def _apply(self, gradient: Tensor) -> Tensor: ...
@@ -143,41 +127,38 @@ class Block(ABC):
     def _read(self, name: str, tensor: Tensor) -> Tensor:
         if tensor.shape != self.shape:
             raise ValueError(
-                f"{name} has shape {tuple(tensor.shape)}, but this block takes {self.shape}: "
-                "pass a tensor that the layer's view has gathered."
+                f"{name} must have the block's shape {self.shape}, got {tuple(tensor.shape)}: "
+                "pass a tensor that the layer's view has gathered"
             )
         return tensor.to(next(iter(self.factors.values())).dtype)
 
     def _arithmetic(self) -> AbstractContextManager[Any]:
-        # A meta-step may run inside the user's autocast region, which would do these products in 16 bits.
+        # A meta-step may run inside the user's autocast region, which would compute these products in 16 bits.
         full_precision = torch.autocast(next(iter(self.factors.values())).device.type, enabled=False)
         return _tf32(full_precision) if self.matmul == "tf32" else full_precision
 
     def _operand_type(self, dtype: torch.dtype) -> torch.dtype:
         """Return the type in which gradients and factors of type ``dtype`` enter matrix products."""
-        # A scale alone enters no product, so that rounding it would save nothing.
+        # Without a dense factor there is no matrix product that 16 bits would speed up.
         return torch.bfloat16 if self.matmul == "bfloat16" and len(self.factors) > 1 else dtype
 
 
 def check_matmul(matmul: str) -> None:
-    """Refuse an unknown precision."""
+    """Raise a ``ValueError`` for an unknown precision."""
     if matmul not in ("float32", "tf32", "bfloat16"):
-        raise ValueError(f"matmul is {matmul!r}: pass 'float32', 'tf32' or 'bfloat16'.")
+        raise ValueError(f"matmul must be 'float32', 'tf32' or 'bfloat16', got {matmul!r}")
 
 
 def factor_type(dtype: torch.dtype) -> torch.dtype:
-    """Return the type in which factors for gradients of type ``dtype`` are kept: float32 at least."""
+    """Return the type of the factors for gradients of type ``dtype``: at least float32."""
     return torch.promote_types(dtype, torch.float32)
 
 
 @contextmanager
 def _tf32(full_precision: AbstractContextManager[Any]) -> Iterator[None]:
-    """Let tensor cores round the operands of float32 products, and restore torch's setting afterwards.
-
-    The setting belongs to the process; on devices without TF32 it changes nothing.
-    """
+    """Allow TF32 for float32 products, and restore torch's process-wide setting afterwards."""
     backend: Any = torch.backends.cuda.matmul
-    # torch 2.9 replaced the old switch; reading it fails once the new one has been used, so the new one goes first.
+    # torch 2.9 replaced the old switch, and reading the old one fails once the new one has been used.
     name, value = ("fp32_precision", "tf32") if hasattr(backend, "fp32_precision") else ("allow_tf32", True)
     before = getattr(backend, name)
     setattr(backend, name, value)

@@ -11,14 +11,14 @@ from apo.preconditioners.block import Block, factor_type
 
 __all__ = ["FactoredConvBlock"]
 
-# The factors in the order in which a gradient meets them, and the dimension of the gradient (counted from the end) that
-# each acts on. The kernel's comes first because its product reads a transposed gradient at no cost.
+# The factors in the order in which they are applied, with the dimension of the gradient that each acts on. The kernel's
+# comes first because its product reads a transposed gradient at no cost.
 _MODES = {"A_kernel": -2, "A_in": -1, "B": -3}
 
 
 @final
 class FactoredConvBlock(Block):
-    r"""EKFAC's shape with the input side split once more, for gradients ``[out, k, in]``.
+    r"""A Kronecker block whose input side is split again, for gradients ``[out, k, in]``.
 
     The matrix view of a 3x3 convolution with 512 input channels has a factor A of 4608 x 4608. Here A is
     :math:`A_{kernel} \otimes A_{in}`, 9 x 9 and 512 x 512:
@@ -26,19 +26,19 @@ class FactoredConvBlock(Block):
     .. math::
         P = U\, \mathrm{diag}(\mathrm{vec}\, S)^2\, U^\top, \qquad U = B \otimes A_{kernel} \otimes A_{in}
 
-    with the gradient flattened row by row. Channels come last so that the two large factors each meet the gradient in
-    one matrix product, of ``[out, k * in]`` and ``[out * k, in]``. Write :math:`G \times_j U_j` for the product along
-    dimension j. With cotangent C of the result, :math:`M = G \times_j U_j^\top` and
-    :math:`\partial N = C \times_j U_j^\top` (over all j), :math:`N = S^2 \odot M` and
+    with the gradient flattened row by row. Channels come last so that each of the two large factors takes one matrix
+    product, of ``[out, k * in]`` and ``[out * k, in]``. Write :math:`X \times_j U_j` for the product along dimension j.
+    With gradient :math:`g_W`, cotangent h, :math:`M = g_W \times_j U_j^\top` and
+    :math:`\partial N = h \times_j U_j^\top` (over all j), :math:`N = S^2 \odot M` and
     :math:`\partial M = S^2 \odot \partial N`, the pull-back is
 
     .. math::
         \partial S &= 2\, S \odot M \odot \partial N, \\
-        \partial U_j &= (C \times_{i < j} U_i^\top)_{(j)} (N \times_{i > j} U_i)_{(j)}^\top
-            + (G \times_{i < j} U_i^\top)_{(j)} (\partial M \times_{i > j} U_i)_{(j)}^\top
+        \partial U_j &= (h \times_{i < j} U_i^\top)_{(j)} (N \times_{i > j} U_i)_{(j)}^\top
+            + (g_W \times_{i < j} U_i^\top)_{(j)} (\partial M \times_{i > j} U_i)_{(j)}^\top
 
-    where :math:`X_{(j)}` is X unfolded along dimension j, and the factors may be taken in any one order. A side
-    without a dense factor has the identity, as in :class:`KroneckerBlock`.
+    where :math:`X_{(j)}` is X unfolded along dimension j. The order of the factors does not matter. A side without a
+    dense factor has the identity, as in :class:`KroneckerBlock`.
 
     Args:
         out_channels: Size of B.
@@ -48,7 +48,7 @@ class FactoredConvBlock(Block):
         dense_in: Whether there is a factor A_in.
         dense_kernel: Whether there is a factor A_kernel.
         matmul: Precision of products with the factors: ``"float32"``, ``"tf32"`` or ``"bfloat16"``.
-        dtype: Type of the gradient; the factors are kept in float32 at least.
+        dtype: Type of the gradient; the factors are at least float32.
         device: Where the factors live.
 
     Example:
@@ -103,9 +103,9 @@ class FactoredConvBlock(Block):
         *cotangents, d_n = _projections(cotangent.to(narrow), modes)
         n, d_m = (square * m).to(narrow), (square * d_n).to(narrow)
         found = {"S": 2.0 * s * m * d_n}
-        # Backwards through the factors: n and d_m collect those behind U_j, while g and c have met those before it.
-        for (name, matrix, mode), g, c in reversed(list(zip(modes, gradients, cotangents, strict=True))):
-            found[name] = _contracted(c, n, mode).to(s.dtype) + _contracted(g, d_m, mode).to(s.dtype)
+        # Backwards through the factors: g and h are multiplied by those before U_j, n and d_m by those after it.
+        for (name, matrix, mode), g, h in reversed(list(zip(modes, gradients, cotangents, strict=True))):
+            found[name] = _contracted(h, n, mode).to(s.dtype) + _contracted(g, d_m, mode).to(s.dtype)
             n, d_m = _along(n, matrix, mode), _along(d_m, matrix, mode)
         return {name: found[name] for name in self.factors}
 
@@ -118,7 +118,7 @@ class FactoredConvBlock(Block):
         return lengths.flatten(self.lead).square().sum(-1)
 
     def _operands(self) -> tuple[Tensor, torch.dtype, list[tuple[str, Tensor, int]]]:
-        """Return S, the type in which tensors enter products, and name, matrix and dimension of the other factors."""
+        """Return S, the type of the operands of products, and name, matrix and dimension of the other factors."""
         s = self.factors["S"]
         narrow = self._operand_type(s.dtype)
         names = [name for name in _MODES if name in self.factors]
@@ -126,7 +126,7 @@ class FactoredConvBlock(Block):
 
 
 def _projections(tensor: Tensor, modes: list[tuple[str, Tensor, int]]) -> list[Tensor]:
-    """Multiply by the factors of U^T one after the other; return the tensor before the first and after each."""
+    """Multiply by one factor of U^T after another; return the tensor before the first and after each."""
     steps = [tensor]
     for _, matrix, mode in modes:
         steps.append(_along(steps[-1], matrix.mT, mode))

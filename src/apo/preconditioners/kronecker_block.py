@@ -1,4 +1,4 @@
-"""The paper's structured preconditioner of a matrix-shaped gradient, in EKFAC's shape."""
+"""The paper's structured preconditioner for the gradient of a weight matrix, with the structure of EKFAC."""
 
 from __future__ import annotations
 
@@ -19,29 +19,28 @@ class KroneckerBlock(Block):
 
     .. math::
         P_S = (A \otimes B)\, \mathrm{diag}(\mathrm{vec}\, S)^2\, (A \otimes B)^\top, \qquad
-        P_S\, \mathrm{vec}(G) = \mathrm{vec}(B (S^2 \odot B^\top G A) A^\top)
+        P_S\, \mathrm{vec}(g_W) = \mathrm{vec}(B (S^2 \odot B^\top g_W A) A^\top)
 
-    with columns stacked by vec. With cotangent C of the result, :math:`M = B^\top G A` and
-    :math:`N = S^2 \odot M`, the pull-back is
+    where vec stacks columns. With cotangent h, :math:`M = B^\top g_W A` and :math:`N = S^2 \odot M`, the pull-back is
 
     .. math::
-        \partial N &= B^\top C A, \quad \partial S = 2\, S \odot M \odot \partial N, \quad
+        \partial N &= B^\top h A, \quad \partial S = 2\, S \odot M \odot \partial N, \quad
             \partial M = S^2 \odot \partial N, \\
-        \partial B &= C A N^\top + G A\, \partial M^\top, \quad
-            \partial A = C^\top B N + G^\top B\, \partial M.
+        \partial B &= h A N^\top + g_W A\, \partial M^\top, \quad
+            \partial A = h^\top B N + g_W^\top B\, \partial M.
 
-    A side that is too long for a dense factor has none: its factor is the identity. A diagonal one would add
-    nothing, because S already scales every row and every column (and every element).
+    A side that is too long for a dense factor has the identity. A diagonal factor would add nothing, because S already
+    scales every element.
 
     Args:
         rows: Number of rows of the gradient (a layer's outputs), the size of B.
         cols: Number of columns of the gradient (a layer's inputs, and one for the bias), the size of A.
         dense_rows: Whether there is a factor B.
         dense_cols: Whether there is a factor A.
-        stack: If given, the gradient is ``[stack, rows, cols]``: several matrices, each with separate factors
-            (the three projections of attention, the gates of a recurrent layer).
+        stack: If given, the gradient is ``[stack, rows, cols]``, and each matrix has its own factors (the three
+            projections of attention, the gates of a recurrent layer).
         matmul: Precision of products with the factors: ``"float32"``, ``"tf32"`` or ``"bfloat16"``.
-        dtype: Type of the gradient; the factors are kept in float32 at least.
+        dtype: Type of the gradient; the factors are at least float32.
         device: Where the factors live.
 
     Example:
@@ -49,7 +48,7 @@ class KroneckerBlock(Block):
         >>> {name: tuple(factor.shape) for name, factor in block.factors.items()}
         {'A': (5, 5), 'B': (3, 3), 'S': (3, 5)}
         >>> gradient = torch.randn(3, 5)
-        >>> bool((block.apply(gradient) == gradient).all())  # the identity, to begin with
+        >>> bool((block.apply(gradient) == gradient).all())  # starts as the identity
         True
     """
 
@@ -70,7 +69,7 @@ class KroneckerBlock(Block):
         lead = () if stack is None else (stack,)
         dtype = factor_type(dtype)
         factors = {}
-        # repeat() rather than expand(): each matrix of a stack learns for itself.
+        # repeat() rather than expand(): the matrices of a stack learn separately.
         if dense_cols:
             factors["A"] = torch.eye(cols, dtype=dtype, device=device).repeat(*lead, 1, 1)
         if dense_rows:
@@ -79,7 +78,7 @@ class KroneckerBlock(Block):
         super().__init__((*lead, rows, cols), factors, matmul=matmul)
 
     def to_dense(self) -> Tensor:
-        """Return P for gradients flattened row by row, hence with B before A in the Kronecker product."""
+        """Return P for gradients flattened row by row, hence B before A in the Kronecker product."""
         rows, cols = self.shape[-2:]
         scale = self.factors["S"].reshape(-1, rows * cols).square()
         options = {"dtype": scale.dtype, "device": scale.device}
@@ -91,7 +90,7 @@ class KroneckerBlock(Block):
     def _apply(self, gradient: Tensor) -> Tensor:
         s, a, b, gradient = self._operands(gradient)
         projected = _product(_transposed(b), gradient, a)
-        # S is never rounded: it enters no matrix product, so that would save no time.
+        # S is never rounded: it is in no matrix product, so rounding would save no time.
         scaled = (s.square() * projected).to(projected.dtype)
         return _product(b, scaled, _transposed(a)).to(s.dtype)
 
@@ -120,7 +119,7 @@ class KroneckerBlock(Block):
         return lengths.flatten(self.lead).square().sum(-1)
 
     def _operands(self, *tensors: Tensor) -> list[Any]:
-        """Return S, and A, B (None for an identity) and ``tensors`` in the type in which they enter products."""
+        """Return S; then A, B (None for an identity) and ``tensors``, in the type of the operands of products."""
         s = self.factors["S"]
         narrow = self._operand_type(s.dtype)
         operands = (self.factors.get("A"), self.factors.get("B"), *tensors)

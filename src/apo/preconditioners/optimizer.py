@@ -1,4 +1,4 @@
-"""The optimizer around the blocks: an ordinary torch optimizer whose matrices a rule of APO learns."""
+"""The optimizer around the blocks: a torch optimizer whose matrices are learned by an APO rule."""
 
 from __future__ import annotations
 
@@ -28,32 +28,30 @@ __all__ = ["Preconditioner"]
 class Preconditioner(Optimizer, ABC):
     r"""A step along the preconditioned gradient, :math:`\theta' = \theta - \text{scale} \cdot P g`.
 
-    :math:`P = \eta_0 \hat P`: the learning rate that the user gave times a learned positive semi-definite
-    matrix that starts as the identity, one block per layer. Used by itself this is SGD at ``scale * lr``; a
-    rule of APO moves the factors of P. Weights move by
+    :math:`P = \eta_0 \hat P`: the user's learning rate times a learned positive semi-definite matrix that starts as the
+    identity, with one block per layer. Used alone this is SGD with learning rate ``scale * lr``; a rule of APO changes
+    the factors of P. Weights move by
 
-    .. math:: \Delta = -\text{scale} \cdot \frac{\text{lr}}{\text{reference\_lr}}\, P g
+    .. math:: -\text{scale} \cdot \frac{\text{lr}}{\text{reference\_lr}}\, P g
 
-    so that an LR scheduler, which changes ``lr`` alone, scales the step. What APO looks at to learn P is
-    :math:`-P g`, without the scale and the schedule: a rate that decays would otherwise make P grow.
-    Parameters of one layer may be in groups of different learning rates; P is then
-    :math:`D^{1/2} \hat P D^{1/2}` with the rates on the diagonal of D, still positive semi-definite.
+    so that an LR scheduler, which changes only ``lr``, scales the step. APO learns P from the look-ahead :math:`-P g`,
+    without scale and schedule: otherwise P would grow while the schedule decays. If the parameters of one layer are in
+    groups with different learning rates, P is :math:`D^{1/2} \hat P D^{1/2}` with the rates on the diagonal of D.
 
-    Each group has, beside torch's usual entries, the ``initial_step`` (:math:`\eta_0` in P) and the
-    ``reference_lr`` (the ``lr`` at which a schedule's factor is one). Both are the ``lr`` that the group was
-    built with.
+    Besides torch's usual entries, each group has the ``initial_step`` (:math:`\eta_0`) and the ``reference_lr`` (the
+    ``lr`` at which a schedule's factor is one). Both are the ``lr`` that the group was built with.
 
     *For a rule.* The meta-parameters are :meth:`factors`. :meth:`displacement` is the look-ahead from the current
-    gradients and :meth:`pull_back` turns a cotangent of it into gradients of the factors; it remembers what
-    :meth:`displacement` saw, so gradients and weights may change in between. Inside :meth:`deferring`, :meth:`step`
-    only evaluates the closure, and the rule calls :meth:`take_step` once the factors have moved.
+    gradients. :meth:`pull_back` turns a cotangent of it into gradients of the factors; it remembers what
+    :meth:`displacement` used, so gradients and weights may change in between. Inside :meth:`deferring`, :meth:`step`
+    only evaluates the closure, and the rule calls :meth:`take_step` once the factors have changed.
 
-    *For a new structure.* Override :meth:`plan`, which binds parameters to blocks.
+    *For a new structure.* Override :meth:`plan`, which assigns parameters to blocks.
 
     The arguments are explained at :class:`Kronecker`.
 
     Attributes:
-        ownership: Which process keeps which block; this one all of them, unless they are distributed.
+        ownership: Which process keeps which block; all are on this one unless they are distributed.
 
     Example:
         >>> from apo.preconditioners import Kronecker
@@ -87,7 +85,7 @@ class Preconditioner(Optimizer, ABC):
         distribute: bool | None = None,
     ) -> None:
         if not isinstance(model, (nn.Module, Tensor)):
-            model = list(model)  # it may be a generator, and is read twice
+            model = list(model)  # a generator could be read only once
         defaults = {
             "lr": lr,
             "scale": scale,
@@ -102,7 +100,7 @@ class Preconditioner(Optimizer, ABC):
         layers = self.plan(model, parameters)
         check_warmup(warmup, warmup_steps, [p for layer in layers for p in layer.params])
         self.ownership = Ownership(layers, sharing_group(model, parameters, distribute))
-        # Before the blocks are bundled, which would copy factors that other processes keep.
+        # Before the blocks are bundled, which would copy the factors that other processes keep.
         self.ownership.release_others(layers)
         self.layers = layers
         self.clip = clip
@@ -120,12 +118,12 @@ class Preconditioner(Optimizer, ABC):
 
         Args:
             model: The network, or parameters that belong to no module.
-            params: Those to plan, from the param groups.
+            params: The parameters to plan, from the param groups.
         """
 
     @property
     def layers(self) -> list[Layer]:
-        """The plan: names, parameters, views and blocks. Blocks may be exchanged by assigning another list."""
+        """The plan: names, parameters, views and blocks. Assign another list to replace blocks."""
         return self._layers
 
     @layers.setter
@@ -133,7 +131,7 @@ class Preconditioner(Optimizer, ABC):
         self._layers = list(layers)
         self._own_layers = [layer for layer in layers if self.ownership.is_mine(layer)]
         self._planned = {p for layer in layers for p in layer.params}
-        # Asked once for all steps: weights are sharded before an optimizer is built, or it would hold the wrong ones.
+        # Weights are sharded before the optimizer is built, so one look is enough for all steps.
         self._sharded = any(is_sharded(p) for p in self._planned)
         self._lookahead: list[Tensor] | None = None
         self._direction: Direction
@@ -146,7 +144,7 @@ class Preconditioner(Optimizer, ABC):
     # --- what a rule reads ---
 
     def factors(self) -> list[Tensor]:
-        """Return all meta-parameters: the factors of every block kept here, in an order that never changes."""
+        """Return the meta-parameters: the factors of every block kept here, in a fixed order."""
         return [factor for layer in self._own_layers for factor in layer.block.factors.values()]
 
     def moved(self) -> list[Tensor]:
@@ -159,41 +157,40 @@ class Preconditioner(Optimizer, ABC):
         if not self._planned.issuperset(moved):
             frozen = next(p for p in moved if p not in self._planned)
             raise RuntimeError(
-                f"a parameter of shape {tuple(frozen.shape)} was frozen when {type(self).__name__} was built "
-                "and has a gradient now: unfreeze it before building the optimizer."
+                f"a parameter of shape {tuple(frozen.shape)} was frozen when {type(self).__name__} was built and has a "
+                "gradient now: unfreeze it before building the optimizer"
             )
         return moved
 
     @torch.no_grad()
     def displacement(self) -> list[Tensor]:
-        r"""Return the look-ahead :math:`-P g`, one tensor for each parameter that :meth:`moved` gives.
+        r"""Return the look-ahead :math:`-P g`, one tensor for each parameter in :meth:`moved`.
 
-        g includes coupled weight decay. Neither ``scale``, momentum, clip, schedule nor warm-up take part.
+        g includes coupled weight decay. Scale, momentum, clip, schedule and warm-up do not apply.
         """
         moved = self.moved()
         displacements = self._direction.displacements(self.param_groups)
-        self._lookahead = moved  # pull_back() must not ask for gradients again: a backward pass may come in between
+        self._lookahead = moved  # a backward pass may change the gradients before pull_back()
         return [displacements[p] for p in moved]
 
     @torch.no_grad()
     def pull_back(self, cotangents: Sequence[Tensor]) -> list[Tensor]:
-        r"""Return the gradient of :math:`\sum_i \langle c_i, \Delta_i \rangle` with respect to the factors.
+        r"""Return the gradient of :math:`\sum_i \langle h_i, \Delta_i \rangle` with respect to each of :meth:`factors`.
 
         Args:
-            cotangents: One tensor :math:`c_i` for each entry of the last :meth:`displacement`.
-
-        Returns:
-            One tensor per entry of :meth:`factors`; zeros for blocks that took no part.
+            cotangents: One tensor :math:`h_i` for each entry of the last :meth:`displacement`.
 
         Raises:
             RuntimeError: If :meth:`displacement` was not called since the last step.
-            ValueError: If the number of cotangents is another.
+            ValueError: If the number of cotangents is wrong.
         """
         if self._lookahead is None:
-            raise RuntimeError("pull_back() differentiates the last displacement(): call displacement() first.")
+            raise RuntimeError("pull_back() differentiates the last displacement(): call displacement() first")
         moved = self._lookahead
         if len(cotangents) != len(moved):
-            raise ValueError(f"cotangents has {len(cotangents)} entries: pass {len(moved)}, as displacement() gave.")
+            raise ValueError(
+                f"cotangents must have {len(moved)} entries, as displacement() does, got {len(cotangents)}"
+            )
         found = self._direction.pull_back(dict(zip(moved, cotangents, strict=True)))
         return [
             found[layer.name][key] if layer.name in found else torch.zeros_like(factor)
@@ -205,13 +202,10 @@ class Preconditioner(Optimizer, ABC):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore
-        """Evaluate the closure, if there is one, and move the weights unless inside :meth:`deferring`.
+        """Evaluate the closure, if any, move the weights unless inside :meth:`deferring`, and return the loss.
 
         Args:
             closure: Clears gradients, computes the loss, calls backward and returns the loss.
-
-        Returns:
-            What the closure returned.
         """
         loss = None
         if closure is not None:
@@ -223,19 +217,19 @@ class Preconditioner(Optimizer, ABC):
 
     @torch.no_grad()
     def take_step(self) -> None:
-        """Move the weights once, by the warm-up's optimizer while it lasts, and count the step."""
-        self._forget()  # first, so that the gradients of the look-ahead do not take memory during the step
+        """Move the weights once, with the warm-up's optimizer as long as it lasts, and count the step."""
+        self._forget()  # first, to free the memory of the look-ahead
         if self.warming_up and self.warmup is not None:
             self.warmup.step()
         else:
-            self.moved()  # refuses parameters without a block
+            self.moved()  # raises an error for parameters without a block
             directions = self._direction.directions(self.param_groups)
             move_weights(self.param_groups, directions, self.state, self.clip, sharded=self._sharded)
         self._steps += 1
 
     @contextmanager
     def deferring(self) -> Iterator[None]:
-        """Have :meth:`step` evaluate only its closure, because a rule calls :meth:`take_step` later."""
+        """Make :meth:`step` evaluate only its closure, because a rule calls :meth:`take_step` later."""
         before, self._deferred = self._deferred, True
         try:
             yield
@@ -249,12 +243,12 @@ class Preconditioner(Optimizer, ABC):
 
     @property
     def steps(self) -> int:
-        """How many steps were taken."""
+        """The number of steps taken."""
         return self._steps
 
     @property
     def warmup_elapsed(self) -> bool:
-        """Whether as many steps as the warm-up asked for were taken."""
+        """Whether at least ``warmup_steps`` steps were taken."""
         return self._steps >= self.warmup_steps
 
     @property
@@ -266,7 +260,7 @@ class Preconditioner(Optimizer, ABC):
 
     @property
     def guarded(self) -> bool:
-        """Whether only :meth:`hand_over` ends the warm-up."""
+        """Whether the warm-up lasts until :meth:`hand_over`."""
         return self._guarded
 
     def wait_for_hand_over(self, wait: bool) -> None:
@@ -278,20 +272,15 @@ class Preconditioner(Optimizer, ABC):
         self._handed_over = True
 
     def rescale(self, factor: float) -> None:
-        """Multiply P by a number, for a start at another scale; ``lr`` and schedules keep their meaning."""
+        """Multiply P by a number, to start at another scale; ``lr`` and schedules keep their meaning."""
         for group in self.param_groups:
             group["initial_step"] *= factor
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Take a group while the optimizer is being built; refuse one afterwards.
-
-        Raises:
-            RuntimeError: If the optimizer has been built.
-            ValueError: If an option of the group is out of range.
-        """
+        """Add a group; only the constructor may call this."""
         if self._built:  # its parameters would have no block, and the meta-optimizer no factors for them
             raise RuntimeError(
-                "add_param_group() came after the preconditioner was built: build a new one over all of them."
+                "add_param_group() must not be called on a preconditioner: build a new one over all groups"
             )
         super().add_param_group(param_group)
         group = self.param_groups[-1]
@@ -302,7 +291,7 @@ class Preconditioner(Optimizer, ABC):
     # --- inspection and checkpoints ---
 
     def dense_preconditioner(self, name: str) -> Tensor:
-        """Return P of one small layer as a matrix ``[n, n]`` that acts on its gathered, flattened gradient.
+        """Return P of one small layer as a matrix ``[n, n]`` that acts on the gathered and flattened gradient.
 
         Args:
             name: The layer's name, as in ``self.layers``.
@@ -313,7 +302,7 @@ class Preconditioner(Optimizer, ABC):
         layer = next((layer for layer in self._own_layers if layer.name == name), None)
         if layer is None:
             known = ", ".join(layer.name for layer in self._own_layers)
-            raise ValueError(f"name is {name!r}, which is no layer kept by this process: pass one of {known}.")
+            raise ValueError(f"name must be a layer whose block this process keeps, got {name!r}: pass one of {known}")
         dtype = next(iter(layer.block.factors.values())).dtype
         initial = {p: group["initial_step"] for group in self.param_groups for p in group["params"]}
         steps = [torch.full(p.shape, initial[p], dtype=dtype, device=p.device) for p in layer.params]
@@ -321,21 +310,20 @@ class Preconditioner(Optimizer, ABC):
         return root.unsqueeze(1) * layer.block.to_dense() * root
 
     def to_dense(self) -> dict[str, Tensor]:
-        """Return P layer by layer, as :meth:`dense_preconditioner` does; for small models, and blocks kept here."""
+        """Return :meth:`dense_preconditioner` of every layer whose block is kept here; only for small models."""
         return {layer.name: self.dense_preconditioner(layer.name) for layer in self._own_layers}
 
     def summary(self) -> dict[str, Tensor]:
-        """Return the mean eigenvalue of each layer's learned matrix, 1 at the start (device tensors).
+        """Return the mean eigenvalue of each layer's learned matrix, 1 at the start, as tensors on the device.
 
-        Where blocks are distributed, all processes have to ask at once.
+        If the blocks are distributed, all processes have to call this.
         """
         return self._direction.mean_eigenvalues()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that training changes, as torch's optimizers do, and the factors by layer.
+        """Return the state of a torch optimizer and the factors by layer; tensors share memory with the optimizer.
 
-        The entries are tensors and plain values, so ``torch.load(..., weights_only=True)`` reads them; they
-        share memory with the optimizer.
+        All entries are tensors and plain values, so ``torch.load(..., weights_only=True)`` can read them.
         """
         return {
             **super().state_dict(),
@@ -349,28 +337,27 @@ class Preconditioner(Optimizer, ABC):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from what :meth:`state_dict` returned.
+        """Resume from what :meth:`state_dict` returned.
 
-        Factors are written into the existing tensors, in their type, so that a meta-optimizer that holds them
-        stays valid.
+        Factors are copied into the existing tensors, so that a meta-optimizer that holds them stays valid.
 
         Args:
             state_dict: From an optimizer of the same structure over the same model.
 
         Raises:
-            ValueError: If it belongs to another optimizer; nothing is changed then.
+            ValueError: If it belongs to another optimizer; then nothing is changed.
         """
         own = state_dict.get("preconditioner")
         if own is None:
-            raise ValueError(f"state_dict is not that of a {type(self).__name__}: it has no entry 'preconditioner'.")
+            raise ValueError(f"state_dict must be from a {type(self).__name__}, got one with no entry 'preconditioner'")
         check_factors(self.layers, own["factors"], self.ownership)
         if (self.warmup is None) != (own["warmup"] is None):
-            raise ValueError("state_dict and optimizer differ in warmup: build the optimizer as when it was saved.")
+            raise ValueError("state_dict and optimizer differ in warmup: build the optimizer as the saved one was")
         super().load_state_dict(state_dict)
         ids = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         for key, p in zip(ids, self._parameters(), strict=True):
             buffer = state_dict["state"].get(key, {}).get("momentum_buffer")
-            if buffer is not None:  # torch has cast it to the parameter's type, which may be narrower
+            if buffer is not None:  # torch converted it to the parameter's type, which may be narrower
                 self.state[p]["momentum_buffer"] = buffer.to(p.device, copy=True)
         for layer in self._own_layers:
             for key, factor in layer.block.factors.items():
@@ -382,12 +369,12 @@ class Preconditioner(Optimizer, ABC):
             self.warmup.load_state_dict(own["warmup"])
 
     def __getstate__(self) -> dict[str, Any]:
-        # torch copies and pickles three fields of an optimizer and would drop ours.
+        # torch copies and pickles only three attributes of an optimizer.
         return {**super().__getstate__(), **{name: self.__dict__[name] for name in self._COPIED}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        if "_layers" in state:  # a copy, whose factors may no longer lie together in memory
+        if "_layers" in state:  # in a copy the factors may no longer share memory with their bundle
             self.layers = self._layers
 
     def _parameters(self) -> list[Tensor]:

@@ -1,8 +1,8 @@
-"""Which process keeps which block, when many train one network together.
+"""Which process keeps which block when several train one network together.
 
-The factors of a block are larger than the layer they belong to, and so are the products with them. Instead of keeping
-all blocks on every process, each block can have one *owner*, which keeps its factors, applies it and sends the result
-to the others. On the other processes the factors lie on the ``meta`` device: shapes without memory.
+The factors of a block take more memory than its layer, and products with them more time. Instead of keeping every block
+on every process, each block can have one *owner*, which keeps the factors, applies the block and broadcasts the result.
+On the other processes the factors are on the ``meta`` device: shapes without memory.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Ownership:
         self.size = 1 if group is None else dist.get_world_size(group)
         self._group: Any = group
         self._rank = 0 if group is None else dist.get_rank(group)
-        # How many broadcasts may be under way at a time: one for each process, so that all owners compute at once.
-        # Over gloo only one: shards of the next gradient are put together meanwhile by a functional collective, and
-        # torch 2.13 corrupts its memory, once in some ten thousand times, when gloo is busy with another operation.
+        # The number of concurrent broadcasts: one per process, so that all owners compute at once. With gloo only one,
+        # because the next gradient is assembled meanwhile by a functional collective, and torch 2.13 corrupts its
+        # memory about once in ten thousand times if gloo is busy with another operation.
         self.at_once = 1 if group is None or dist.get_backend(group) == "gloo" else self.size
         # Both the memory of a block and the time of a product grow with the size of its factors.
         costs = [sum(factor.numel() for factor in layer.block.factors.values()) for layer in layers]
@@ -61,10 +61,10 @@ class Ownership:
                 layer.block.release_factors()
 
     def start(self, layer: Layer, gradient: Tensor) -> tuple[Tensor, Any]:
-        """Begin to compute P G of one layer; every process calls this for the same layers in the same order.
+        """Start computing P g of one layer; every process calls this for the same layers in the same order.
 
         Returns:
-            The tensor that will hold the result, and what to ``wait()`` for (None: it is there already).
+            The tensor that will hold the result, and what to ``wait()`` for (None if it is ready).
         """
         if self.size == 1:
             return layer.block.apply(gradient), None
@@ -77,7 +77,7 @@ class Ownership:
         return result, dist.broadcast(result, owner, group=self._group, async_op=True)
 
     def share(self, values: Tensor) -> Tensor:
-        """Add up a tensor over the processes: each fills in what it knows and leaves the rest zero."""
+        """Sum a tensor over the processes; each fills in its own entries and leaves the others zero."""
         if self.size > 1:
             dist.all_reduce(values, group=self._group)
         return values
@@ -88,10 +88,7 @@ class Ownership:
 
 
 def balanced(costs: Sequence[float], workers: int) -> list[int]:
-    """Assign tasks to workers, the largest first, each to the worker that has the least work so far.
-
-    Returns:
-        The worker of each task.
+    """Return a worker for each task: the largest task first, each to the worker with the least work so far.
 
     Example:
         >>> balanced([1, 5, 2, 3], 2)
@@ -112,8 +109,7 @@ def sharing_group(model: Any, parameters: Sequence[Tensor], distribute: bool | N
     Args:
         model: The network.
         parameters: Its parameters.
-        distribute: The user's choice. None: share where the weights are sharded too, because the memory of a process
-            is known to be short there.
+        distribute: The user's choice. None: share if the weights are sharded, which suggests that memory is short.
     """
     module = model if isinstance(model, nn.Module) else None
     sharded = Processes.of(None, parameters).groups
@@ -121,5 +117,5 @@ def sharing_group(model: Any, parameters: Sequence[Tensor], distribute: bool | N
         return None
     groups = sharded or Processes.of(module, parameters).groups
     if groups:
-        return groups[-1]  # of a mesh that replicates shards, the dimension of the shards
+        return groups[-1]  # if a mesh also replicates, its last dimension is the one that shards
     return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None

@@ -1,18 +1,18 @@
-"""From a model to blocks: every parameter that trains belongs to exactly one layer of the plan.
+"""From a model to blocks: every trainable parameter belongs to exactly one layer of the plan.
 
-With the Kronecker structure the module that owns a parameter decides:
+With the Kronecker structure, the block depends on the module that owns the parameter:
 
 - Linear and Bilinear: ``[out, in + 1]``, the bias as one more column.
-- Convolutions, also transposed: ``[out, in/groups * kernel + 1]``; or, factored, ``[out, kernel, in/groups]``
-  and the bias by itself (a kernel of size one has nothing to factor and stays a matrix).
-- Embeddings: ``[vocabulary, embedding]`` with no factor on the vocabulary's side.
+- Convolutions, transposed ones too: ``[out, in/groups * kernel + 1]``; or, factored, ``[out, kernel, in/groups]`` with
+  a separate bias (a kernel of size one has nothing to factor and stays a matrix).
+- Embeddings: ``[vocabulary, embedding]`` with no factor for the vocabulary.
 - Attention's packed query, key and value projections: three matrices ``[embed, embed + 1]``.
 - Recurrent layers: one matrix ``[hidden, in + 1]`` per gate.
 - Normalisation layers, and everything with at most one dimension longer than one: diagonal.
-- Anything else: ``[first, product of the others]``, dimensions of length one left out.
+- Anything else: ``[first, product of the others]``, without dimensions of length one.
 
-A side longer than ``max_dim`` loses its dense factor. A subclass of one of these modules is treated like it; a
-parameter that the subclass adds is treated by its shape.
+A side longer than ``max_dim`` gets no dense factor. A subclass of one of these modules is treated the same way;
+parameters that the subclass adds are treated by their shape.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Layer(NamedTuple):
     """Parameters that share a block.
 
     Attributes:
-        name: The name of the first parameter in the model, such as ``"encoder.0.weight"``; unique in a plan.
+        name: The name of the first parameter, such as ``"encoder.0.weight"``; unique in a plan.
         params: The parameters.
-        view: How they become the tensor that the block takes.
+        view: How they are gathered into the tensor that the block takes.
         block: The preconditioner of that tensor.
 
     Example:
@@ -80,7 +80,7 @@ class Choices:
         >>> Choices(max_dim=0)
         Traceback (most recent call last):
             ...
-        ValueError: max_dim is 0: pass a positive integer.
+        ValueError: max_dim must be a positive integer, got 0
     """
 
     conv: str = "matrix"
@@ -89,9 +89,9 @@ class Choices:
 
     def __post_init__(self) -> None:
         if self.conv not in ("matrix", "factored"):
-            raise ValueError(f"conv is {self.conv!r}: pass 'matrix' or 'factored'.")
+            raise ValueError(f"conv must be 'matrix' or 'factored', got {self.conv!r}")
         if not isinstance(self.max_dim, int) or self.max_dim < 1:
-            raise ValueError(f"max_dim is {self.max_dim!r}: pass a positive integer.")
+            raise ValueError(f"max_dim must be a positive integer, got {self.max_dim!r}")
         check_matmul(self.matmul)
 
     def dense(self, *sides: int) -> list[bool]:
@@ -109,23 +109,22 @@ def plan_layers(
 ) -> list[Layer]:
     """Give every parameter of a model a block.
 
-    With ``structure="kronecker"`` the module that owns a parameter decides, as listed in
+    With ``structure="kronecker"`` the block depends on the module that owns the parameter, as listed in
     :mod:`apo.preconditioners.plan`. A parameter that several modules share is planned once, for the first of them.
     Parameters that do not require gradients are left out.
 
     Args:
-        model: A module, or parameters that belong to none.
+        model: A module, or parameters that belong to no module.
         structure: ``"kronecker"``, ``"diagonal"``, or ``"full"`` (one block for all parameters together).
         conv: ``"matrix"`` or ``"factored"``: how the Kronecker structure treats convolutions.
         max_dim: The longest side that gets a dense factor; for ``"full"`` the largest number of parameters.
-        params: If given, plan these alone; those that the model does not own are treated by their shape.
+        params: If given, plan only these; those that are not in the model are treated by their shape.
 
     Returns:
         Layers in the order of the model's modules, then the parameters that belong to no module.
 
     Raises:
-        ValueError: If an argument is out of range, there is nothing to plan, or the full structure is too
-            large.
+        ValueError: If an argument is out of range, there is nothing to plan, or the full structure is too large.
         TypeError: If a parameter is complex.
 
     Example:
@@ -145,7 +144,7 @@ def plan_layers(
         return diagonal_plan(model, params)
     if structure == "full":
         return full_plan(model, params, choices)
-    raise ValueError(f"structure is {structure!r}: pass 'kronecker', 'diagonal' or 'full'.")
+    raise ValueError(f"structure must be 'kronecker', 'diagonal' or 'full', got {structure!r}")
 
 
 def kronecker_plan(model: Model, params: Iterable[Tensor] | None, choices: Choices) -> list[Layer]:
@@ -154,7 +153,7 @@ def kronecker_plan(model: Model, params: Iterable[Tensor] | None, choices: Choic
     for owner in _owners(model, params):
         pieces: list[Piece] = []
         for kinds, needed, specialist in _SPECIALISTS:
-            # A weight may be missing: frozen, parametrised, or tied to another module's.
+            # The weight may be missing: frozen, parametrised, or tied to that of another module.
             if isinstance(owner.module, kinds) and (needed is None or needed in owner.params):
                 pieces = specialist(owner.module, owner.params, choices)
         planned = {name for names, _, _ in pieces for name in names}
@@ -178,12 +177,12 @@ def full_plan(model: Model, params: Iterable[Tensor] | None, choices: Choices) -
     (size,) = view.shape
     if size > choices.max_dim:
         raise ValueError(
-            f"the model has {size} parameters, but max_dim allows a full preconditioner {choices.max_dim}: "
-            "use Kronecker or Diagonal, or raise max_dim (memory grows with its square)."
+            f"max_dim must be at least the number of parameters, {size}, for Full, got {choices.max_dim}: "
+            "use Kronecker or Diagonal, or raise max_dim (memory grows with its square)"
         )
     if len({p.device for p in every}) > 1:
-        raise ValueError("the parameters lie on several devices: a full preconditioner needs them on one.")
-    # One matrix serves all parameters, so it has the widest of their types.
+        raise ValueError("model must be on one device for a full preconditioner, got several: move it to one")
+    # One matrix for all parameters has the widest of their types.
     dtype = reduce(torch.promote_types, (p.dtype for p in every))
     return [Layer("all", tuple(every), view, FullBlock(size, dtype=dtype, device=every[0].device))]
 
@@ -201,7 +200,7 @@ class _Owner(NamedTuple):
 
 
 def trainable_parameters(model: Model) -> list[Tensor]:
-    """Return the parameters that require gradients of a module, or of a list of parameters, each once.
+    """Return the parameters of a module or a list that require gradients, each once.
 
     Example:
         >>> len(trainable_parameters(nn.Linear(2, 2)))
@@ -213,7 +212,7 @@ def trainable_parameters(model: Model) -> list[Tensor]:
         candidates = [model] if isinstance(model, Tensor) else list(model)
     for item in candidates:
         if not isinstance(item, Tensor):
-            raise TypeError(f"model holds a {type(item).__name__}: pass a module, a parameter or a list of parameters.")
+            raise TypeError(f"model must be a module, a parameter or a list of parameters, got a {type(item).__name__}")
     return list({id(p): p for p in candidates if p.requires_grad}.values())
 
 
@@ -221,7 +220,7 @@ def _owners(model: Model, params: Iterable[Tensor] | None) -> list[_Owner]:
     chosen = [p for p in params if p.requires_grad] if params is not None else trainable_parameters(model)
     waiting = {id(p): p for p in chosen}
     if not waiting:
-        raise ValueError("model has no parameter that requires gradients: unfreeze one before this.")
+        raise ValueError("model must have a parameter that requires gradients, got none: unfreeze one first")
     owners = []
     if isinstance(model, nn.Module):
         wrapped = isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel))
@@ -230,7 +229,7 @@ def _owners(model: Model, params: Iterable[Tensor] | None) -> list[_Owner]:
             # A tied parameter goes to the first module that has it.
             mine: dict[str, Tensor] = {n: p for n, p in own.items() if waiting.pop(id(p), None) is not None}
             if mine:
-                # torch.compile puts a wrapper into the names; a checkpoint should not depend on it.
+                # torch.compile adds a prefix to names; a checkpoint should not depend on it.
                 owners.append(_Owner(without_compile_prefix(prefix), module, mine))
     if waiting:
         owners.append(_Owner("parameter", None, {str(index): p for index, p in enumerate(waiting.values())}))
@@ -238,11 +237,11 @@ def _owners(model: Model, params: Iterable[Tensor] | None) -> list[_Owner]:
         for name, parameter in owner.params.items():
             full_name = owner.full_name(name)
             if is_lazy(parameter):
-                raise ValueError(f"parameter {full_name!r} has no shape yet: run one batch through the model first.")
-            if parameter.is_complex():
-                raise TypeError(
-                    f"parameter {full_name!r} is complex: keep its real view (torch.view_as_real) as the parameter."
+                raise ValueError(
+                    f"parameter {full_name!r} must have a shape, got a lazy one: run one batch through the model"
                 )
+            if parameter.is_complex():
+                raise TypeError(f"parameter {full_name!r} must be real, got {parameter.dtype}: use torch.view_as_real")
     return owners
 
 
@@ -253,7 +252,7 @@ Piece = tuple[tuple[str, ...], View, Block]
 
 
 def _by_shape(name: str, parameter: Tensor, choices: Choices) -> Piece:
-    # A class token [1, 1, n] is a vector and a position embedding [1, t, n] a matrix.
+    # A class token [1, 1, n] counts as a vector and a position embedding [1, length, n] as a matrix.
     sides = [side for side in parameter.shape if side != 1]
     if len(sides) < 2:
         return _diagonal(name, parameter)
@@ -266,9 +265,9 @@ def _diagonal(name: str, parameter: Tensor) -> Piece:
 
 
 def _matrix(weight: str, bias: str, own: Own, choices: Choices, stack: int | None = None) -> Piece:
-    """Plan a weight as a matrix, with the bias as a column where there is one per row."""
+    """Plan a weight as a matrix, with the bias as a column if it has one number per row."""
     tensor = own[weight]
-    # A subclass may have a bias of any shape; only one number per row fits a column.
+    # A subclass may have a bias of another shape.
     with_bias = bias in own and own[bias].shape == tensor.shape[:1]
     view = MatrixView(tensor.shape, bias=with_bias, stack=stack)
     return (weight, bias) if with_bias else (weight,), view, _matrix_block(view, tensor, choices)
@@ -302,23 +301,23 @@ def _convolution(module: nn.Module, own: Own, choices: Choices) -> list[Piece]:
 
 
 def _transposed_convolution(module: nn.Module, own: Own, choices: Choices) -> list[Piece]:
-    # torch stores [in, out / groups, *k] here; turned, a row belongs to one output as in all other layers.
+    # torch stores [in, out / groups, *k]; transposed, a row belongs to one output as in all other layers.
     weight, groups = own["weight"], getattr(module, "groups", 1)
-    turned = (weight.shape[1] * groups, weight.shape[0] // groups, *weight.shape[2:])
+    transposed = (weight.shape[1] * groups, weight.shape[0] // groups, *weight.shape[2:])
     if choices.conv == "matrix" or prod(weight.shape[2:]) == 1:
         names = ("weight", "bias") if "bias" in own else ("weight",)
-        inner = MatrixView(turned, bias="bias" in own)
+        inner = MatrixView(transposed, bias="bias" in own)
         block = _matrix_block(inner, weight, choices)
     else:
         names = ("weight",)
-        inner, block = _factored(turned, weight, choices)
+        inner, block = _factored(transposed, weight, choices)
     return [(names, TransposedConvView(weight.shape, groups, inner), block)]
 
 
 def _embedding(module: nn.Module, own: Own, choices: Choices) -> list[Piece]:
     weight = own["weight"]
     rows, cols = weight.shape
-    # Most rows have no gradient in a batch: mixing rows would move words that did not occur.
+    # Most words are not in a batch; a factor that mixes rows would move them nevertheless.
     block = KroneckerBlock(rows, cols, False, *choices.dense(cols), **_placement(weight, choices))
     return [(("weight",), ReshapeView(weight.shape), block)]
 
@@ -340,14 +339,14 @@ def _recurrent(module: nn.Module, own: Own, choices: Choices) -> list[Piece]:
     ]
 
 
-# Kinds of modules, the parameter without which their plan makes no sense, and the plan.
+# Kinds of modules, the parameter that their plan needs, and the plan.
 _SPECIALISTS: list[tuple[tuple[type[nn.Module], ...], str | None, Callable[[Any, Own, Choices], list[Piece]]]] = [
     ((nn.Linear, nn.Bilinear), "weight", _linear),
     ((nn.Conv1d, nn.Conv2d, nn.Conv3d), "weight", _convolution),
     ((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), "weight", _transposed_convolution),
     ((nn.Embedding, nn.EmbeddingBag), "weight", _embedding),
     ((nn.LayerNorm, nn.RMSNorm), None, _normalisation),
-    # With keys or values of another size there are three weights instead, each treated by its shape.
+    # With keys or values of another size there are three separate weights instead, each treated by its shape.
     ((nn.MultiheadAttention,), "in_proj_weight", _attention),
     ((nn.RNNBase, nn.RNNCellBase), None, _recurrent),
 ]

@@ -1,4 +1,4 @@
-"""The blocks without structure: one learned rate per element, and any positive semi-definite matrix."""
+"""The blocks without structure: diagonal, and full."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["DiagonalBlock", "FullBlock"]
 class DiagonalBlock(Block):
     r"""The diagonal preconditioner :math:`P = \mathrm{diag}(s)^2`.
 
-    Its pull-back is :math:`\partial s = 2\, s \odot G \odot C`.
+    With gradient g and cotangent h its pull-back is :math:`\partial s = 2\, s \odot g \odot h`.
 
     Args:
-        shape: Shape of the gradient; any number of dimensions, also none.
-        dtype: Type of the gradient; the factor is kept in float32 at least.
+        shape: Shape of the gradient; any number of dimensions, including none.
+        dtype: Type of the gradient; the factor is at least float32.
         device: Where the factor lives.
 
     Example:
@@ -34,22 +34,14 @@ class DiagonalBlock(Block):
     """
 
     def __init__(
-        self,
-        shape: Sequence[int],
-        *,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str | None = None,
+        self, shape: Sequence[int], *, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None
     ) -> None:
         super().__init__(shape, {"s": torch.ones(tuple(shape), dtype=factor_type(dtype), device=device)})
 
     @classmethod
     @torch.no_grad()
     def concatenated(cls, blocks: Sequence[Block]) -> DiagonalBlock:
-        """Return one block for the flattened gradients of ``blocks``, one after the other.
-
-        Args:
-            blocks: Diagonal blocks of any shapes, of one type and device.
-        """
+        """Return one block for the concatenated gradients of diagonal blocks of one type and device."""
         factors = [block.factors["s"].reshape(-1) for block in blocks]
         size = sum(prod(block.shape) for block in blocks)
         joint = cls((size,), dtype=factors[0].dtype, device=factors[0].device)
@@ -74,12 +66,12 @@ class DiagonalBlock(Block):
 class FullBlock(Block):
     r"""The full preconditioner :math:`P = C C^\top` on vectors of length ``n``.
 
-    This is the P of the paper's Theorem 1, made positive semi-definite by its factor. With cotangent c of P
-    g, :math:`\partial C = c\,(C^\top g)^\top + g\,(C^\top c)^\top`.
+    This is the P of the paper's Theorem 1, positive semi-definite by construction. With gradient g and cotangent h its
+    pull-back is :math:`\partial C = h\,(C^\top g)^\top + g\,(C^\top h)^\top`.
 
     Args:
         n: Length of the gradient.
-        dtype: Type of the gradient; the factor is kept in float32 at least.
+        dtype: Type of the gradient; the factor is at least float32.
         device: Where the factor lives.
 
     Example:

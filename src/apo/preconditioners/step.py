@@ -1,4 +1,4 @@
-"""The sizes of a step: learning rates on both sides of P, then momentum, clipping and decoupled weight decay."""
+"""The size of a step: learning rates on both sides of P, then momentum, clipping and decoupled weight decay."""
 
 from __future__ import annotations
 
@@ -19,13 +19,10 @@ Rates = dict[Tensor, float]
 
 
 def initial_steps(layers: Sequence[Layer], groups: Groups) -> tuple[Rates, Rates]:
-    r"""Return for each parameter the factors on the two sides of its layer's block.
+    r"""Return the factors on the gradient (ones are left out) and on the product, by parameter.
 
-    Parameters of one layer may be in groups of different step sizes. P is then :math:`D^{1/2} \hat P D^{1/2}`, which
-    stays symmetric. One common size needs one side only.
-
-    Returns:
-        The factors on the gradient (parameters whose factor is one are left out) and those on the product.
+    Parameters of one layer may be in groups with different step sizes. P is then :math:`D^{1/2} \hat P D^{1/2}`, which
+    stays symmetric. With one step size for the whole layer, only the product is multiplied.
     """
     after = {p: float(group["initial_step"]) for group in groups for p in group["params"]}
     before: Rates = {}
@@ -41,7 +38,7 @@ def initial_steps(layers: Sequence[Layer], groups: Groups) -> tuple[Rates, Rates
 def move_weights(
     groups: Groups, directions: Mapping[Tensor, Tensor], state: Any, clip: float | None, *, sharded: bool
 ) -> None:
-    """Move every parameter that has a direction, in as few operations as there are kinds of parameters.
+    """Move every parameter that has a direction, with a few ``foreach`` operations per group.
 
     Args:
         groups: The optimizer's param groups.
@@ -50,7 +47,7 @@ def move_weights(
         clip: The largest norm of the update of all parameters together, or None.
         sharded: Whether some parameters are DTensors.
     """
-    # Every process moves its shards alone: there is nothing to communicate.
+    # Every process moves its own shards, without communication.
     local = _local if sharded else list
     moving, updates, rates = [], [], []
     for group in groups:
@@ -59,7 +56,7 @@ def move_weights(
         if not params:
             continue
         if group["momentum"]:
-            # Of P g, not of g: past steps keep the P that they were taken with.
+            # Momentum is of P g, not of g, so that past steps keep the P they were taken with.
             for p, direction in zip(params, update, strict=True):
                 if "momentum_buffer" not in state[p]:
                     state[p]["momentum_buffer"] = torch.zeros_like(direction)
@@ -69,7 +66,7 @@ def move_weights(
             update = buffers
         moving.append((group, params))
         updates.append(update)
-        # reference_lr is the lr of P's initial step, so that lr / reference_lr is the factor of a schedule.
+        # reference_lr is the lr that P started with, so lr / reference_lr is the factor of a schedule.
         rates.append(-group["scale"] * group["lr"] / group["reference_lr"])
     if clip is not None and moving:
         updates = _clipped(updates, rates, clip)
@@ -80,7 +77,7 @@ def move_weights(
 
 
 def _clipped(updates: Sequence[list[Tensor]], rates: Sequence[float], limit: float) -> list[list[Tensor]]:
-    """Shrink the update to a norm of at most ``limit``, without asking the device for the number."""
+    """Shrink the update to a norm of at most ``limit``, without waiting for the device."""
     device, norms, clipped = updates[0][0].device, [], []
     for update, rate in zip(updates, rates, strict=True):
         if any(is_sharded(tensor) for tensor in update):
@@ -90,7 +87,7 @@ def _clipped(updates: Sequence[list[Tensor]], rates: Sequence[float], limit: flo
         norms.append(abs(rate) * torch.stack([part.to(device) for part in parts]))
     factor = (limit / torch.linalg.vector_norm(torch.cat(norms))).clamp(max=1.0)
     for update in updates:
-        # One launch for a list needs one device, one type and no DTensor; everything else goes tensor by tensor.
+        # A single launch for the list needs one device, one type and no DTensor.
         if any(is_sharded(tensor) for tensor in update) or len({(t.device, t.dtype) for t in update}) > 1:
             clipped.append([tensor * factor.to(tensor.device, tensor.dtype) for tensor in update])
         else:
@@ -99,5 +96,5 @@ def _clipped(updates: Sequence[list[Tensor]], rates: Sequence[float], limit: flo
 
 
 def _local(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the memory that this process holds of each tensor, to be changed in place."""
+    """Return this process's part of each tensor, to be changed in place."""
     return [tensor.detach().to_local() if is_sharded(tensor) else tensor for tensor in tensors]  # type: ignore[attr-defined]

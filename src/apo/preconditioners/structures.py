@@ -1,4 +1,4 @@
-"""The three optimizers: they differ in the layers that they plan, and in nothing else."""
+"""The three optimizers, which differ only in the layers that they plan."""
 
 from __future__ import annotations
 
@@ -18,34 +18,33 @@ __all__ = ["Diagonal", "Full", "Kronecker"]
 class Kronecker(Preconditioner):
     r"""A preconditioner with one Kronecker-structured block per layer, for networks of any size.
 
-    For the gradient G ``[out, in + 1]`` of a layer's weight and bias the step is along
-    :math:`B (S^2 \odot B^\top G A) A^\top`, the paper's :math:`P_S`; see :class:`KroneckerBlock`. Which block
-    each kind of module gets is listed in :mod:`apo.preconditioners.plan`; no parameter is left out.
+    For the gradient :math:`g_W` ``[out, in + 1]`` of a layer's weight and bias the step is along
+    :math:`B (S^2 \odot B^\top g_W A) A^\top`, the paper's :math:`P_S`; see :class:`KroneckerBlock`. The block of each
+    kind of module is listed in :mod:`apo.preconditioners.plan`; no parameter is left out.
 
     Args:
         model: The network, or a parameter or list of parameters that belong to no module.
         lr: The step size :math:`\eta_0` that P starts from, :math:`P = \eta_0 I`.
-        params: Param groups in torch's form, for options per group or for a part of the model; parameters
-            that are not in them do not move. By default everything that requires gradients, in one group.
+        params: Param groups as in torch, for options per group or for a part of the model; parameters that are not in
+            them do not move. By default everything that requires gradients, in one group.
         scale: Constant factor on every update; 0.9 is the paper's.
         momentum: Coefficient of heavy-ball momentum on the preconditioned gradient.
-        clip: Largest Euclidean norm of an update of all weights together, momentum included; None for no limit.
-        weight_decay: Coefficient; coupled, it adds ``weight_decay * theta`` to the gradient before P.
-        decoupled_weight_decay: Whether decay multiplies the weights by ``1 - lr * weight_decay`` instead.
-        conv: ``"matrix"`` for the paper's view of a convolution, or ``"factored"`` for separate factors of
-            input channels and kernel positions, far smaller and faster for wide layers.
-        max_dim: The longest side of a layer that gets a dense factor. The default keeps every layer of the
-            usual image networks dense; one factor of that size takes 256 MiB in float32, and so do each of
-            the two buffers of an Adam that learns it.
-        matmul: Precision of the products with the factors, which themselves stay in float32. ``"float32"``
-            follows torch's global setting; ``"tf32"`` lets CUDA's tensor cores round the operands to 10 bits,
-            for these products alone; ``"bfloat16"`` rounds operands and results to 8 bits.
-        warmup: An optimizer over the same parameters that moves them at first while P is already being
-            learned.
-        warmup_steps: The number of its steps.
-        distribute: Whether the processes that train the network together share its blocks, so that each keeps
-            and multiplies only some of them. None shares under ``fully_shard`` alone. All processes then have to
-            take part in a checkpoint, see :mod:`apo.integrations.distributed`.
+        clip: Largest Euclidean norm of an update of all weights, including momentum; None for no limit.
+        weight_decay: Coefficient of coupled decay, which adds ``weight_decay * theta`` to the gradient before P.
+        decoupled_weight_decay: Whether to multiply the weights by ``1 - lr * weight_decay`` instead.
+        conv: ``"matrix"`` for the paper's view of a convolution, or ``"factored"`` for separate factors of input
+            channels and kernel positions, far smaller and faster for wide layers.
+        max_dim: The longest side of a layer that gets a dense factor. The default is enough for every layer of common
+            image networks. One factor of that size takes 256 MiB in float32, as does each of the two buffers of an Adam
+            that learns it.
+        matmul: Precision of the products with the factors; the factors stay in float32. ``"float32"`` follows torch's
+            global setting, ``"tf32"`` rounds the operands to 10 bits on CUDA's tensor cores, and ``"bfloat16"`` rounds
+            operands and results to 8 bits.
+        warmup: An optimizer over the same parameters that takes the first steps while P is already being learned.
+        warmup_steps: The number of these steps.
+        distribute: Whether to divide the blocks among the processes that train the network, so that each keeps and
+            applies only some of them. None: only under ``fully_shard``. All processes then have to take part in a
+            checkpoint, see :mod:`apo.integrations.distributed`.
 
     Example:
         >>> import torch
@@ -95,7 +94,7 @@ class Kronecker(Preconditioner):
         )
 
     def plan(self, model: Model, params: list[Tensor]) -> list[Layer]:
-        """Plan by the kind of module that owns each parameter."""
+        """Plan each parameter by the kind of module that owns it."""
         return kronecker_plan(model, params, self._choices)
 
 
@@ -117,7 +116,7 @@ class Diagonal(Preconditioner):
     """
 
     def plan(self, model: Model, params: list[Tensor]) -> list[Layer]:
-        """Plan each parameter alone."""
+        """Plan each parameter separately."""
         return diagonal_plan(model, params)
 
 
@@ -126,7 +125,7 @@ class Full(Preconditioner):
     r"""A preconditioner :math:`P = \eta_0\, C C^\top` over all parameters at once (the paper's Theorem 1).
 
     Args:
-        max_dim: The largest number of parameters; more raise an error, because C has its square.
+        max_dim: The largest number of parameters, because C has the square of it; more are an error.
 
     The other arguments are explained at :class:`Kronecker`.
 

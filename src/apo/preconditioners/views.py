@@ -1,8 +1,8 @@
 """How the parameters of one layer become the tensor that a block takes, and back.
 
-A view knows shapes only. ``gather`` and ``scatter`` are exact inverses and move numbers without changing
-them; what is gathered may be the gradient, a cotangent, or anything else that has the parameters' shapes.
-Tensors may have more dimensions in front, the same for all: many layers are then gathered or scattered at once.
+A view depends on shapes only. ``gather`` and ``scatter`` are exact inverses that rearrange numbers without changing
+them. They take gradients, cotangents, or anything else of the parameters' shapes. All tensors may have the same leading
+dimensions in addition, to gather or scatter many layers at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["View", "ReshapeView", "MatrixView", "ChannelsLastView", "TransposedC
 
 
 class View(ABC):
-    """A bijection between tensors of the shapes of a layer's parameters and one tensor.
+    """A bijection between tensors shaped like a layer's parameters and one tensor.
 
     Attributes:
         parts: Shapes of the layer's parameters.
@@ -41,15 +41,15 @@ class View(ABC):
 
     @property
     def key(self) -> tuple:
-        """What identifies this view: views with equal keys gather and scatter alike."""
+        """Identifies the view: views with equal keys gather and scatter in the same way."""
         return (type(self), *self.parts, self.shape)
 
     def gather(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """Join one tensor per parameter into one.
 
         Args:
-            tensors: Of the parameters' shapes, in their order. ``None`` (a gradient that is missing) counts
-                as zeros; at least one must be a tensor.
+            tensors: In the order of the parameters. None (a missing gradient) counts as zeros; at least one must be a
+                tensor.
 
         Returns:
             A tensor of shape ``self.shape``; it may share memory with its sources.
@@ -59,7 +59,7 @@ class View(ABC):
         """
         present = [(tensor, part) for tensor, part in zip(tensors, self.parts, strict=True) if tensor is not None]
         if not present:
-            raise ValueError("tensors are all None: pass at least one tensor, or leave the layer out.")
+            raise ValueError("tensors must have at least one tensor, got only None: leave the layer out")
         like, shape = present[0]
         lead = tuple(like.shape[: like.ndim - len(shape)])
         if len(present) == len(self.parts):
@@ -69,7 +69,7 @@ class View(ABC):
 
     @abstractmethod
     def scatter(self, gathered: Tensor) -> list[Tensor]:
-        """Split a gathered tensor into one tensor per parameter again; they may share its memory."""
+        """Split a gathered tensor into one tensor per parameter; they may share its memory."""
 
     @abstractmethod
     def _gather(self, tensors: list[Tensor], lead: tuple[int, ...]) -> Tensor: ...
@@ -80,11 +80,11 @@ class View(ABC):
 
 @final
 class ReshapeView(View):
-    """One parameter, read in another shape.
+    """One parameter in another shape.
 
     Args:
         part: Shape of the parameter.
-        shape: Shape in which the block takes it; the parameter's own if omitted.
+        shape: Shape that the block takes; by default the parameter's own.
 
     Example:
         >>> ReshapeView((2, 3, 4), (2, 12)).gather([torch.zeros(2, 3, 4)]).shape
@@ -109,7 +109,7 @@ class MatrixView(View):
     Args:
         weight: Shape of the weight, outputs first; the other dimensions are flattened.
         bias: Whether the layer has a bias, one number per output.
-        stack: If given, the rows are this many matrices on top of each other, as ``[stack, rows, cols]``.
+        stack: If given, the rows form this many matrices, gathered as ``[stack, rows, cols]``.
 
     Example:
         >>> MatrixView((8, 3, 3, 3), bias=True).shape
@@ -122,7 +122,7 @@ class MatrixView(View):
         self._matrix = (weight[0], prod(weight[1:]))
         rows, cols = weight[0], self._matrix[1] + bias
         if stack is not None and rows % stack:
-            raise ValueError(f"stack is {stack}, which does not divide the {rows} rows: pass a divisor.")
+            raise ValueError(f"stack must divide the {rows} rows, got {stack}")
         shape = (rows, cols) if stack is None else (stack, rows // stack, cols)
         super().__init__([weight, (rows,)] if bias else [weight], shape)
 
@@ -131,7 +131,7 @@ class MatrixView(View):
         lead, (rows, cols) = self._lead(gathered), self._matrix
         if len(self.parts) == 1:
             return [gathered.reshape((*lead, *self.parts[0]))]
-        matrix = gathered.reshape((*lead, rows, cols + 1))  # also of a stack, whose rows lie on top of each other
+        matrix = gathered.reshape((*lead, rows, cols + 1))  # undoes a stack as well
         return [matrix[..., :cols].reshape((*lead, *self.parts[0])), matrix[..., cols]]
 
     def _gather(self, tensors: list[Tensor], lead: tuple[int, ...]) -> Tensor:
@@ -145,7 +145,7 @@ class MatrixView(View):
 class ChannelsLastView(View):
     """A convolution's weight ``[out, in, *k]`` as ``[out, k, in]``, the kernel's positions in one dimension.
 
-    A weight in torch's memory format ``channels_last`` lies in memory like this, so that nothing is copied.
+    A weight in torch's memory format ``channels_last`` already has this layout, so nothing is copied.
 
     Args:
         weight: Shape of the weight.
@@ -169,12 +169,12 @@ class ChannelsLastView(View):
 
 @final
 class TransposedConvView(View):
-    """A transposed convolution's weight ``[in, out/groups, *k]``, turned to ``[out, in/groups, *k]``.
+    """A transposed convolution's weight ``[in, out/groups, *k]``, transposed to ``[out, in/groups, *k]``.
 
     Args:
         weight: Shape of the weight as the layer stores it.
         groups: The layer's groups.
-        inner: The view that takes the turned weight (and the bias, where it takes one).
+        inner: The view of the transposed weight (and of the bias, if it takes one).
 
     Example:
         >>> inner = MatrixView((6, 4, 3, 3), bias=True)
@@ -183,28 +183,28 @@ class TransposedConvView(View):
     """
 
     def __init__(self, weight: Sequence[int], groups: int, inner: View) -> None:
-        # Inputs of a group lie together, and so do its outputs: both turn within the group.
+        # Inputs and outputs of a group are contiguous, so each group is transposed separately.
         self._grouped = (groups, weight[0] // groups, *weight[1:])
         self._inner = inner
         super().__init__([weight, *inner.parts[1:]], inner.shape)
 
     @property
     def key(self) -> tuple:
-        """What identifies this view: also the groups, and the inner view."""
+        """Identifies the view, including the groups and the inner view."""
         return (*super().key, self._grouped, self._inner.key)
 
     def scatter(self, gathered: Tensor) -> list[Tensor]:
-        """Scatter the inner view and turn the weight back."""
+        """Scatter the inner view and transpose the weight back."""
         lead = self._lead(gathered)
-        turned, *bias = self._inner.scatter(gathered)
+        transposed, *bias = self._inner.scatter(gathered)
         groups, inputs, outputs, *kernel = self._grouped
-        weight = turned.reshape((*lead, groups, outputs, inputs, *kernel)).transpose(len(lead) + 1, len(lead) + 2)
+        weight = transposed.reshape((*lead, groups, outputs, inputs, *kernel)).transpose(len(lead) + 1, len(lead) + 2)
         return [weight.reshape((*lead, *self.parts[0])), *bias]
 
     def _gather(self, tensors: list[Tensor], lead: tuple[int, ...]) -> Tensor:
         weight, *bias = tensors
-        turned = weight.reshape((*lead, *self._grouped)).transpose(len(lead) + 1, len(lead) + 2)
-        return self._inner.gather([turned.reshape((*lead, *self._inner.parts[0])), *bias])
+        transposed = weight.reshape((*lead, *self._grouped)).transpose(len(lead) + 1, len(lead) + 2)
+        return self._inner.gather([transposed.reshape((*lead, *self._inner.parts[0])), *bias])
 
 
 @final

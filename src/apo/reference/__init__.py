@@ -1,8 +1,7 @@
-"""Slow and obvious twins of what the library does, for tests, teaching and figures.
+"""Slow and simple versions of what the library does, for tests, teaching and figures.
 
-Nothing here knows the engine or the rules: each module writes its part down from the definition, in whatever
-precision it is given, and correctness of the fast code is argued by comparison. Everything is dense or
-unrolled and meant for small problems.
+Each module implements its part from the definition, shares no code with the fast version, and keeps the precision of
+its inputs; the tests compare the two. Everything is dense or unrolled and meant for small problems.
 
 - :mod:`~apo.reference.updates`: one step of each base optimizer.
 - :mod:`~apo.reference.unrolled`: the meta-gradient through the unrolled graph.

@@ -1,8 +1,7 @@
 r"""Dense curvature matrices of small networks: Hessian, generalized Gauss-Newton, Fisher, Hessian of the FSD.
 
-All take the weights as one flat vector :math:`\theta \in \mathbb R^m` and return ``[m, m]`` matrices.
-``model_fn`` maps ``(theta, inputs)`` to outputs ``[n, ...]``; costs are means over the ``n`` examples, as in
-Eq. 2.
+All take the weights as one flat vector :math:`\theta \in \mathbb R^m` and return ``[m, m]`` matrices. ``model_fn`` maps
+``(theta, inputs)`` to outputs ``[n, ...]``; losses are means over the ``n`` examples, as in Eq. 2.
 """
 
 from __future__ import annotations
@@ -21,31 +20,27 @@ ModelFunction = Callable[[Tensor, Any], Tensor]
 
 
 def hessian(function: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
-    r"""Return :math:`\nabla^2 f(\theta)` of a scalar function.
+    r"""Return the Hessian of a scalar function at :math:`\theta`.
 
     Args:
         function: Maps a vector ``[m]`` to a scalar.
         theta: Where to evaluate.
 
-    Returns:
-        Shape ``[m, m]``.
-
     Example:
-        >>> hessian(lambda t: t[0] ** 2 + 3 * t[0] * t[1], torch.zeros(2))
+        >>> hessian(lambda u: u[0] ** 2 + 3 * u[0] * u[1], torch.zeros(2))
         tensor([[2., 3.],
                 [3., 0.]])
     """
-    # Reverse over reverse mode: it asks least of the operations in `function`, which may differentiate
-    # themselves.
+    # Reverse over reverse mode, because `function` may itself call autograd.grad, as Bregman does.
     matrix = torch.autograd.functional.hessian(function, theta)
     assert isinstance(matrix, Tensor)
     return matrix
 
 
 def ggn(model_fn: ModelFunction, loss: Callable[..., Tensor], theta: Tensor, inputs: Any, target: Any) -> Tensor:
-    r"""Return the generalized Gauss-Newton matrix :math:`J^\top H_z J` of :math:`L(f(x, \theta), t)`.
+    r"""Return the generalized Gauss-Newton matrix :math:`Z^\top H_z Z` of :math:`\ell(f(x, \theta), y)`.
 
-    :math:`J` is the Jacobian of all outputs, :math:`H_z` the Hessian of the loss in them (Appendix F.3).
+    :math:`Z` is the Jacobian of all outputs, :math:`H_z` the Hessian of the loss in them (Appendix F.3).
 
     Args:
         model_fn: The network.
@@ -54,11 +49,8 @@ def ggn(model_fn: ModelFunction, loss: Callable[..., Tensor], theta: Tensor, inp
         inputs: The batch.
         target: Its targets.
 
-    Returns:
-        Shape ``[m, m]``.
-
     Example:
-        >>> ggn(lambda t, x: x @ t, torch.nn.functional.mse_loss, torch.ones(2), torch.eye(2), torch.zeros(2))
+        >>> ggn(lambda theta, x: x @ theta, torch.nn.functional.mse_loss, torch.ones(2), torch.eye(2), torch.zeros(2))
         tensor([[1., 0.],
                 [0., 1.]])
     """
@@ -79,25 +71,22 @@ def fisher(
 
     .. math:: F = \mathbb E_{x,\, y \sim p(\cdot|x, \theta)}[\nabla \log p(y|x)\, \nabla \log p(y|x)^\top]
 
-    The expectation over the predictive distribution is exact: the scores in output space are enumerated and
-    weighed with their probabilities, then carried to the weights by the Jacobian.
+    The expectation over the predictive distribution is exact: the scores of all outcomes are weighted with their
+    probabilities in output space, then mapped to the weights by the Jacobian.
 
     Args:
         model_fn: The network, with outputs ``[n, d]``.
         theta: Flat weights ``[m]``.
         inputs: The batch.
-        distribution: Outputs are the logits of one categorical variable, the logits of ``d`` independent
-            binary ones, or the means of ``d`` independent Gaussians.
+        distribution: Whether outputs are logits of one categorical variable, logits of ``d`` independent binary ones,
+            or means of ``d`` independent Gaussians.
         variance: The known variance of the Gaussians.
-
-    Returns:
-        Shape ``[m, m]``.
 
     Raises:
         ValueError: If the distribution is unknown.
 
     Example:
-        >>> fisher(lambda t, x: x @ t.reshape(2, 1), torch.ones(2), torch.eye(2), "gaussian")
+        >>> fisher(lambda theta, x: x @ theta.reshape(2, 1), torch.ones(2), torch.eye(2), "gaussian")
         tensor([[0.5000, 0.0000],
                 [0.0000, 0.5000]])
     """
@@ -119,12 +108,9 @@ def fsd_hessian(
         discrepancy: The divergence :math:`\rho`.
         target: Targets of the batch, for discrepancies that need them.
 
-    Returns:
-        Shape ``[m, m]``.
-
     Example:
         >>> from apo.discrepancy import SquaredError
-        >>> fsd_hessian(lambda t, x: x @ t.reshape(2, 1), torch.ones(2), torch.eye(2), SquaredError())
+        >>> fsd_hessian(lambda theta, x: x @ theta.reshape(2, 1), torch.ones(2), torch.eye(2), SquaredError())
         tensor([[0.5000, 0.0000],
                 [0.0000, 0.5000]])
     """
@@ -133,20 +119,20 @@ def fsd_hessian(
 
 
 def _jacobian(model_fn: ModelFunction, theta: Tensor, inputs: Any) -> Tensor:
-    """Jacobian of the outputs, shape ``[*outputs, m]``."""
+    """Return the Jacobian of the outputs, shape ``[*outputs, m]``."""
     return jacrev(lambda u: model_fn(u, inputs))(theta).detach()
 
 
 def _output_fisher(z: Tensor, distribution: str, variance: float) -> Tensor:
-    """Sum score times score over every outcome, for one example's outputs ``[d]``."""
+    """Return the Fisher information ``[d, d]`` with respect to the outputs ``[d]`` of one example."""
     identity = torch.eye(z.numel(), dtype=z.dtype, device=z.device)
     if distribution == "categorical":
         p = torch.softmax(z, dim=-1)
         return sum((p[c] * torch.outer(identity[c] - p, identity[c] - p) for c in range(len(p))), 0 * identity)
     if distribution == "bernoulli":
-        # Independent scores of mean zero: only the squares have an expectation.
+        # The scores are independent with mean zero, so only their squares have an expectation.
         p = torch.sigmoid(z)
         return torch.diag(p * (1 - p) ** 2 + (1 - p) * (0 - p) ** 2)
     if distribution == "gaussian":
         return identity / variance
-    raise ValueError(f'distribution must be "categorical", "bernoulli" or "gaussian", but is {distribution!r}.')
+    raise ValueError(f"distribution must be 'categorical', 'bernoulli' or 'gaussian', got {distribution!r}")

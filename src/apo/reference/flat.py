@@ -1,4 +1,4 @@
-"""Between named parameters and one flat vector, for the dense matrices of this package."""
+"""Conversion between named parameters and one flat vector."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def flatten(tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def unflatten(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Cut a vector into named tensors shaped like the given ones; the inverse of :func:`flatten`.
+    """Split a vector into named tensors shaped like the given ones; the inverse of :func:`flatten`.
 
     Raises:
         ValueError: If the sizes do not add up.
@@ -31,8 +31,7 @@ def unflatten(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     sizes = [tensor.numel() for tensor in like.values()]
     if vector.ndim != 1 or vector.numel() != sum(sizes):
         raise ValueError(
-            f"vector has shape {tuple(vector.shape)}, but the named tensors have {sum(sizes)} elements; "
-            "pass a vector of that length."
+            f"vector must have the {sum(sizes)} elements of the named tensors, got shape {tuple(vector.shape)}"
         )
     return {
         name: part.reshape(tensor.shape) for (name, tensor), part in zip(like.items(), vector.split(sizes), strict=True)
@@ -40,7 +39,7 @@ def unflatten(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return the model's trainable parameters by name, detached copies.
+    """Return detached copies of the model's trainable parameters by name.
 
     Example:
         >>> list(parameters_of(nn.Linear(1, 1)))

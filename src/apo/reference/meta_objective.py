@@ -1,14 +1,13 @@
 r"""The approximate meta-objective of Theorem 1 and its minimiser.
 
-With the loss linearised and the FSD term replaced by its second-order expansion, the meta-objective for a
-preconditioner :math:`P` and mini-batch gradients :math:`g` is
+With the loss linearised and the FSD term expanded to second order, the meta-objective for a preconditioner :math:`P`
+and mini-batch gradients :math:`g` is
 
 .. math:: \hat{\mathcal Q}(P) = \mathbb E_g\Big[-g^\top P g
           + \frac{\lambda_{\mathrm{FSD}}}{2} g^\top P^\top G P g
           + \frac{\lambda_{\mathrm{WSD}}}{2} \|P g\|^2\Big]
 
-up to a constant. (The theorem's statement in Appendix G omits the half of the FSD term; its proof, and the
-result, have it.)
+up to a constant. (The theorem's statement in Appendix G omits the factor 1/2 of the FSD term; its proof has it.)
 """
 
 from __future__ import annotations
@@ -29,9 +28,6 @@ def approximate_meta_objective(
         fsd_weight: :math:`\lambda_{\mathrm{FSD}}`.
         wsd_weight: :math:`\lambda_{\mathrm{WSD}}`.
 
-    Returns:
-        A scalar.
-
     Example:
         >>> I = torch.eye(2)
         >>> approximate_meta_objective(I, I, I, fsd_weight=1.0, wsd_weight=0.0)
@@ -47,15 +43,12 @@ def approximate_meta_objective(
 def optimal_preconditioner(curvature: Tensor, *, fsd_weight: float, wsd_weight: float) -> Tensor:
     r"""Return :math:`P^\star = (\lambda_{\mathrm{FSD}} G + \lambda_{\mathrm{WSD}} I)^{-1}` (Theorem 1).
 
-    It is the only minimiser if the second moment :math:`\mathbb E[g g^\top]` is non-singular.
+    The minimiser is unique if the second moment :math:`\mathbb E[g g^\top]` is non-singular.
 
     Args:
         curvature: :math:`G`, shape ``[m, m]``.
         fsd_weight: :math:`\lambda_{\mathrm{FSD}}`.
         wsd_weight: :math:`\lambda_{\mathrm{WSD}}`.
-
-    Returns:
-        Shape ``[m, m]``.
 
     Example:
         >>> optimal_preconditioner(torch.eye(2), fsd_weight=1.0, wsd_weight=1.0)

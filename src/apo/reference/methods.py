@@ -1,9 +1,8 @@
 r"""Closed-form steps for every row of the paper's tables of methods (Table 1 and Appendix F).
 
-Each classical method minimises an approximation of the proximal objective (Eq. 3): the loss exact, linear or
-quadratic around :math:`\theta`, the function-space term absent, quadratic or exact, the weight-space term
-present or not. ``theta`` and ``gradient`` are flat, ``[m]``; curvature matrices are dense, ``[m, m]``. Every
-function returns the new weights.
+Each classical method minimises an approximation of the proximal objective (Eq. 3): the loss is linear, quadratic or
+exact, the function-space term absent, quadratic or exact, the weight-space term present or absent. ``theta`` and
+``gradient`` are flat, ``[m]``; curvature matrices are dense, ``[m, m]``. Every function returns the new weights.
 
 ================================  ==========  =====================  ===
 method                            loss        FSD                    WSD
@@ -31,7 +30,7 @@ from .proximal import ScalarFunction, exact_proximal_point
 def quadratic_proximal(
     theta: Tensor, gradient: Tensor, curvature: Tensor, *, fsd_weight: float, wsd_weight: float
 ) -> Tensor:
-    r"""Minimise with a linear loss and a quadratic FSD: the common form of the methods below (Eq. 4).
+    r"""Loss to first, FSD to second order, with WSD: the general form of the methods below (Eq. 4).
 
     .. math:: \theta' = \theta - (\lambda_{\mathrm{FSD}} G + \lambda_{\mathrm{WSD}} I)^{-1}
               \nabla \mathcal J_{\mathcal B}(\theta)
@@ -88,11 +87,10 @@ def hessian_free(
     max_iterations: int | None = None,
     tolerance: float = 1e-12,
 ) -> Tensor:
-    r"""Loss to second order, no FSD, with WSD, by conjugate gradients: no matrix is ever formed.
+    r"""Loss to second order, no FSD, with WSD, by conjugate gradients: no matrix is built.
 
-    Solves :math:`(H + \lambda_{\mathrm{WSD}} I)\, d = \nabla \mathcal J` with Hessian-vector products alone,
-    which is how a Hessian-free optimizer takes the step of :func:`damped_newton`. :math:`H +
-    \lambda_{\mathrm{WSD}} I` must be positive definite.
+    Solves :math:`(H + \lambda_{\mathrm{WSD}} I)\, (\theta - \theta') = \nabla \mathcal J` with Hessian-vector products,
+    which gives the step of :func:`damped_newton`. The damped Hessian must be positive definite.
 
     Args:
         cost: :math:`\mathcal J_{\mathcal B}`, a function of the flat weights.
@@ -101,14 +99,11 @@ def hessian_free(
         max_iterations: Of the conjugate gradients; twice the number of weights by default.
         tolerance: On the residual's norm, relative to the gradient's.
 
-    Returns:
-        The new weights.
-
     Raises:
-        ValueError: If a direction of non-positive curvature is met.
+        ValueError: If a direction has non-positive curvature.
 
     Example:
-        >>> hessian_free(lambda t: t.square().sum() / 2, torch.ones(2), wsd_weight=1.0)
+        >>> hessian_free(lambda u: u.square().sum() / 2, torch.ones(2), wsd_weight=1.0)
         tensor([0.5000, 0.5000])
     """
 
@@ -129,8 +124,8 @@ def hessian_free(
         curvature = direction @ product
         if curvature <= 0:
             raise ValueError(
-                f"wsd_weight={wsd_weight} leaves a direction of curvature {float(curvature):.1e}; raise it "
-                "until the damped Hessian is positive definite."
+                f"wsd_weight must make the damped Hessian positive definite, got {wsd_weight} and a direction of "
+                f"curvature {float(curvature):.1e}: raise it"
             )
         length = residual @ residual / curvature
         solution = solution + length * direction
@@ -169,7 +164,7 @@ def damped_natural_gradient(
 def gauss_newton(theta: Tensor, gradient: Tensor, ggn: Tensor, *, fsd_weight: float = 1.0) -> Tensor:
     r"""Loss to first, its Bregman divergence to second order, no WSD.
 
-    .. math:: \theta' = \theta - (\lambda_{\mathrm{FSD}} J^\top H_z J)^{-1} \nabla \mathcal J
+    .. math:: \theta' = \theta - (\lambda_{\mathrm{FSD}} Z^\top H_z Z)^{-1} \nabla \mathcal J
 
     Example:
         >>> gauss_newton(torch.zeros(2), torch.ones(2), 2 * torch.eye(2))
@@ -183,7 +178,7 @@ def damped_gauss_newton(
 ) -> Tensor:
     r"""Loss to first, its Bregman divergence to second order, with WSD.
 
-    .. math:: \theta' = \theta - (\lambda_{\mathrm{FSD}} J^\top H_z J + \lambda_{\mathrm{WSD}} I)^{-1}
+    .. math:: \theta' = \theta - (\lambda_{\mathrm{FSD}} Z^\top H_z Z + \lambda_{\mathrm{WSD}} I)^{-1}
               \nabla \mathcal J
 
     Example:
@@ -194,14 +189,9 @@ def damped_gauss_newton(
 
 
 def direct_proximal(
-    cost: ScalarFunction,
-    theta: Tensor,
-    function_discrepancy: ScalarFunction,
-    *,
-    fsd_weight: float,
-    wsd_weight: float,
+    cost: ScalarFunction, theta: Tensor, function_discrepancy: ScalarFunction, *, fsd_weight: float, wsd_weight: float
 ) -> Tensor:
-    r"""Nothing approximated: the proximal point itself (Eq. 3).
+    r"""No approximation: the proximal point itself (Eq. 3).
 
     Example:
         >>> old = torch.ones(1, dtype=torch.float64)

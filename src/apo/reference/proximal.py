@@ -1,4 +1,4 @@
-r"""The exact proximal point update, and the one-dimensional regression of Figure 1 that shows what it does.
+r"""The exact proximal point update, and the one-dimensional regression of Figure 1 that illustrates it.
 
 .. math:: \theta^{(t+1)} = \arg\min_u \; \mathcal J_{\mathcal B}(u)
           + \lambda_{\mathrm{FSD}} \mathbb E_{\tilde x}[D_{\mathrm F}(u, \theta^{(t)}, \tilde x)]
@@ -33,21 +33,17 @@ def exact_proximal_point(
 ) -> Tensor:
     r"""Minimise the proximal objective (Eq. 3) numerically, starting from the old weights.
 
-    L-BFGS with a strong Wolfe line search, finished by Newton steps, runs until the gradient's norm falls
-    below the tolerance. For a non-convex objective this is a stationary point that descent from
-    :math:`\theta` reaches.
+    L-BFGS with a strong Wolfe line search, then Newton steps, until the gradient's norm is below the tolerance. For a
+    non-convex objective the result is a stationary point that descent from :math:`\theta` reaches.
 
     Args:
         cost: :math:`\mathcal J_{\mathcal B}`, a function of the flat weights.
-        theta: The old weights, shape ``[m]``; use float64, float32 cannot reach the tolerance.
+        theta: The old weights, shape ``[m]``, in float64; float32 cannot reach the tolerance.
         function_discrepancy: :math:`u \mapsto \mathbb E[D_{\mathrm F}(u, \theta)]`.
         fsd_weight: :math:`\lambda_{\mathrm{FSD}}`.
         wsd_weight: :math:`\lambda_{\mathrm{WSD}}`.
         tolerance: The gradient norm to reach.
-        max_rounds: Rounds of 300 L-BFGS iterations and a Newton finish after which to give up.
-
-    Returns:
-        The new weights, shape ``[m]``.
+        max_rounds: The most rounds, each of 300 L-BFGS iterations and a Newton finish.
 
     Raises:
         RuntimeError: If the tolerance is not reached.
@@ -70,13 +66,13 @@ def exact_proximal_point(
         if norm < tolerance:
             return u
     raise RuntimeError(
-        f"The proximal point was not reached in {max_rounds} rounds (gradient norm {norm:.1e}, tolerance "
-        f"{tolerance:.1e}); use float64, or give the weight-space term a larger weight."
+        f"the proximal point was not reached in {max_rounds} rounds (gradient norm {norm:.1e}, tolerance "
+        f"{tolerance:.1e}): use float64, or raise wsd_weight"
     )
 
 
 def _lbfgs(objective: ScalarFunction, start: Tensor) -> Tensor:
-    """Descend by L-BFGS, which finds the valley but stalls in rounding errors of the objective's value."""
+    """Descend by L-BFGS, which stalls at rounding errors of the objective's value."""
     u = start.clone().requires_grad_()
     optimizer = torch.optim.LBFGS(
         [u], max_iter=300, history_size=30, tolerance_change=1e-15, line_search_fn="strong_wolfe"
@@ -94,7 +90,7 @@ def _lbfgs(objective: ScalarFunction, start: Tensor) -> Tensor:
 
 
 def _newton(objective: ScalarFunction, start: Tensor, tolerance: float, max_steps: int = 100) -> Tensor:
-    """Finish by damped Newton steps; judged by value or gradient, they get past the rounding of the value."""
+    """Finish by damped Newton steps; near the minimum the value is rounding noise, so the gradient norm counts too."""
     u, gradient, damping = start, _gradient(objective, start), 1e-8
     for _ in range(max_steps):
         if gradient.norm() < tolerance or damping > 1e8:
@@ -118,7 +114,7 @@ def _gradient(objective: ScalarFunction, at: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class RegressionCurves:
-    """What :func:`one_dimensional_regression` found; everything that Figure 1 draws.
+    """The result of :func:`one_dimensional_regression`: everything that Figure 1 shows.
 
     Attributes:
         data_inputs: Inputs of the fitted data, shape ``[n]``.
@@ -128,8 +124,8 @@ class RegressionCurves:
         old: Predictions before the update, shape ``[points]``.
         weights: The ``(fsd_weight, wsd_weight)`` pairs.
         new: Predictions after the exact proximal update, one row for each pair, shape ``[pairs, points]``.
-        at_example: Prediction for the new example, shape ``[pairs]``; ``old_at_example`` is the one before.
-        old_at_example: See ``at_example``.
+        at_example: Predictions for the new example after each update, shape ``[pairs]``.
+        old_at_example: The prediction before.
 
     Example:
         >>> one_dimensional_regression([(1.0, 1.0)], hidden=8, tolerance=1e-4).new.shape
@@ -158,8 +154,8 @@ def one_dimensional_regression(
 ) -> RegressionCurves:
     r"""Fit a small network to a curve, then take one exact proximal update on one new example (Figure 1).
 
-    The network has one hidden layer of tanh units; the cost is :math:`\tfrac12 (f(x) - t)^2` on the example,
-    the discrepancy half the squared change of the predictions, averaged over the data.
+    The network has one hidden layer of tanh units. The loss is :math:`\tfrac12 (f(x) - y)^2` on the example, the
+    discrepancy half the squared change of the predictions, averaged over the data.
 
     Args:
         weights: Pairs ``(fsd_weight, wsd_weight)``, one update for each.
@@ -169,9 +165,6 @@ def one_dimensional_regression(
         seed: Of its initial weights.
         tolerance: See :func:`exact_proximal_point`.
 
-    Returns:
-        The curves before and after each update.
-
     Example:
         >>> curves = one_dimensional_regression([(0.0, 0.1)], hidden=8)
         >>> bool(curves.at_example[0] > curves.old_at_example)
@@ -180,12 +173,12 @@ def one_dimensional_regression(
     inputs = torch.linspace(-3, 3, data_points, dtype=torch.float64)
     targets = torch.sin(2 * inputs) / 2
     theta = _fitted_weights(inputs, targets, hidden, seed)
-    x, t = torch.tensor([example[0]], dtype=torch.float64), example[1]
+    x, y = torch.tensor([example[0]], dtype=torch.float64), example[1]
     grid = torch.linspace(-3, 3, 201, dtype=torch.float64)
     old, rho = _predict(theta, inputs), SquaredError()
     updated = [
         exact_proximal_point(
-            lambda u: (_predict(u, x) - t).square().sum() / 2,
+            lambda u: (_predict(u, x) - y).square().sum() / 2,
             theta,
             function_discrepancy=lambda u: rho(_predict(u, inputs), old),
             fsd_weight=fsd_weight,
@@ -208,7 +201,7 @@ def one_dimensional_regression(
 
 
 def _predict(theta: Tensor, inputs: Tensor) -> Tensor:
-    """Evaluate the network on inputs ``[n]``; its weights are slopes, offsets and readout, then the bias."""
+    """Evaluate the network on inputs ``[n]``; theta holds slopes, offsets and readout, then the bias."""
     slopes, offsets, readout = theta[:-1].reshape(3, -1)
     return torch.tanh(inputs[:, None] * slopes + offsets) @ readout + theta[-1]
 
@@ -216,10 +209,10 @@ def _predict(theta: Tensor, inputs: Tensor) -> Tensor:
 def _fitted_weights(inputs: Tensor, targets: Tensor, hidden: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     draw = torch.randn(3, hidden, generator=generator, dtype=torch.float64)
-    # Offsets spread the kinks over the inputs; the readout starts at the scale of the width.
+    # Offsets spread the units over the inputs; the readout is scaled by the width.
     scale = torch.tensor([[2.0], [4.0], [hidden**-0.5]], dtype=torch.float64)
     initial = torch.cat([(draw * scale).reshape(-1), torch.zeros(1, dtype=torch.float64)])
-    # Fitting is itself a proximal point: the pull towards the initial weights keeps the solution smooth.
+    # Fitting is a proximal point too: staying close to the initial weights keeps the solution smooth.
     return exact_proximal_point(
         lambda u: (_predict(u, inputs) - targets).square().mean(), initial, wsd_weight=1e-3, tolerance=1e-6
     )

@@ -1,13 +1,13 @@
-r"""The proximal meta-objective and its gradient by brute force: autograd through the whole one-step graph.
+r"""The proximal meta-objective and its gradient by brute force: autograd through the unrolled step.
 
 .. math:: \mathcal{Q}(\phi) = \mathcal{J}_{\mathcal B}(\theta'(\phi))
           + \frac{\lambda_{\mathrm{FSD}}}{|\mathcal B'|} \sum_{\tilde x \in \mathcal B'}
           \rho(f(\tilde x, \theta'(\phi)), f(\tilde x, \theta))
           + \frac{\lambda_{\mathrm{WSD}}}{2} \|\theta'(\phi) - \theta\|^2 \qquad \text{(Algorithm 1, Eq. 8)}
 
-This is the paper's own recipe: build :math:`\theta'(\phi)` with its graph, run the model on it,
-differentiate. It needs the memory of the unrolled graph and a model that can be called functionally, and
-serves as the oracle for the engine, which needs neither.
+This is the paper's method: build :math:`\theta'(\phi)` with its graph, run the model on it, differentiate. It needs the
+memory of the unrolled graph and a model that can be called functionally. It is the oracle for the tests of the
+meta-step, which needs neither.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ class ProximalTerms(NamedTuple):
 
     Attributes:
         total: :math:`\mathcal Q` itself.
-        loss: The loss on the batch, with the coupled weight decay :math:`\sum_i \tfrac{w_i}{2}
-            \|\theta'_i\|^2`.
+        loss: The loss on the batch, with the coupled weight decay :math:`\sum_i \tfrac{w_i}{2} \|\theta'_i\|^2`.
         fsd: The mean discrepancy of the outputs on the FSD batch.
         wsd: Half the squared distance in weight space.
 
@@ -69,28 +68,25 @@ def proximal_objective(
 ) -> ProximalTerms:
     r"""Evaluate the proximal objective (Eq. 3, and Eq. 8 for one batch) at :math:`\theta'`.
 
-    The model's parameters, buffers, mode and the random streams are left as they were.
+    The model's parameters, buffers and mode and the random number generators are not changed.
 
     Args:
         model: Any module; parameters that ``theta`` does not name keep the model's values.
         theta: The old weights by name.
         theta_prime: The new weights by name, which may carry a graph.
         loss: ``loss(outputs, target)``, a scalar.
-        batch: ``(inputs, target)`` of the loss term; a tuple of inputs is passed as positional arguments, a
-            mapping as keywords.
-        fsd_batch: ``(inputs, target)`` of the FSD term; the target is used only by discrepancies that need
-            it. ``None`` leaves the term out.
+        batch: ``(inputs, target)`` of the loss term; a tuple of inputs is passed as positional arguments, a mapping as
+            keywords.
+        fsd_batch: ``(inputs, target)`` of the FSD term; only discrepancies that need the target use it. None leaves the
+            term out.
         discrepancy: The divergence of the outputs.
         fsd_weight: :math:`\lambda_{\mathrm{FSD}}`.
         wsd_weight: :math:`\lambda_{\mathrm{WSD}}`.
-        weight_decay: Coupled decay, which belongs to the loss: one coefficient or one for each name.
-        loss_randomness: Seed or state for the forward of the loss term; give the step's own so that dropout
-            masks agree. On a GPU pass a seed.
-        fsd_randomness: Seed or state that both FSD forwards start from.
+        weight_decay: Coupled decay, which is part of the loss: one coefficient, or one for each name.
+        loss_randomness: Seed or state for the forward pass of the loss term; pass the step's own to get the same
+            dropout masks. On a GPU pass a seed.
+        fsd_randomness: Seed or state for both forward passes of the FSD term.
         fsd_mask: Mask for the discrepancy.
-
-    Returns:
-        The terms of the objective.
 
     Example:
         >>> from apo.discrepancy import SquaredError
@@ -117,7 +113,7 @@ def proximal_objective(
     fsd_term = torch.zeros_like(loss_term)
     if fsd_batch is not None and discrepancy is not None:
         inputs, target = fsd_batch
-        # Without a given state, both forwards must still start from one and the same.
+        # Both forward passes must start from the same state, or dropout would count as a discrepancy.
         randomness = torch.get_rng_state() if fsd_randomness is None else fsd_randomness
         new = _forward(model, theta_prime, inputs, randomness)
         with torch.no_grad():
@@ -137,13 +133,13 @@ def unrolled_meta_gradient(
     theta: Parameters | None = None,
     **objective: Any,
 ) -> tuple[ProximalTerms, dict[str, Tensor]]:
-    r"""Differentiate :math:`\mathcal Q(\phi)` through :math:`\theta'(\phi) = u(\theta, \phi)` and the model.
+    r"""Differentiate :math:`\mathcal Q(\phi)` through :math:`\theta'(\phi)` and the model.
 
     Args:
         model: See :func:`proximal_objective`.
-        update: Maps ``(theta, phi)`` to the new weights by name, differentiably in ``phi``. The gradient of
-            the batch and the optimizer's state are constants of it.
-        phi: Optimization parameters by name, such as ``{"lr": ...}``.
+        update: Maps ``(theta, phi)`` to the new weights by name, differentiably in ``phi``, with the gradient of the
+            batch and the optimizer's state as constants.
+        phi: Meta-parameters by name, such as ``{"lr": ...}``.
         theta: The old weights; the model's trainable parameters by default.
         **objective: The keyword arguments of :func:`proximal_objective`.
 
@@ -184,20 +180,19 @@ def batch_gradient(
     theta: Parameters | None = None,
     randomness: Randomness = None,
 ) -> dict[str, Tensor]:
-    r"""Compute :math:`\nabla_\theta \mathcal J_{\mathcal B}(\theta)` by name, leaving the model untouched.
+    r"""Return :math:`\nabla_\theta \mathcal J_{\mathcal B}(\theta)` by name without changing the model.
+
+    Parameters that the loss does not depend on get zeros.
 
     Args:
         model: Any module.
         loss: ``loss(outputs, target)``, a scalar.
         batch: ``(inputs, target)``.
         theta: Where to evaluate; the model's trainable parameters by default.
-        randomness: Seed or state for the forward.
-
-    Returns:
-        The gradient, zero for parameters that the loss does not depend on.
+        randomness: Seed or state for the forward pass.
 
     Example:
-        >>> grad = batch_gradient(nn.Linear(1, 1), loss=lambda z, t: z.sum(), batch=(torch.ones(3, 1), None))
+        >>> grad = batch_gradient(nn.Linear(1, 1), loss=lambda z, y: z.sum(), batch=(torch.ones(3, 1), None))
         >>> grad["bias"]
         tensor([3.])
     """
@@ -209,7 +204,7 @@ def batch_gradient(
 
 
 def _forward(model: nn.Module, theta: Parameters, inputs: Any, randomness: Randomness) -> Any:
-    # Cloned buffers take the in-place updates of BatchNorm, so that the model keeps its own.
+    # Cloned, because BatchNorm updates its buffers in place.
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     args = inputs if isinstance(inputs, tuple) else () if isinstance(inputs, Mapping) else (inputs,)
     kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}

@@ -1,12 +1,11 @@
-r"""One step of each base optimizer, written from its definition: :math:`\theta' = u(\theta, \eta, g)`.
+r"""One step of each base optimizer, written from its definition: :math:`\theta' = \theta + \Delta(\eta)`.
 
-Nothing happens in place and every formula is differentiable in the learning rate, so that autograd through a
-step gives the exact derivative that the engine's pull-back must reproduce. The state is the optimizer's state
-*before* the step under the key names of ``torch.optim`` (empty before the first step); it is read, never
-written.
+Nothing happens in place and every formula is differentiable in the learning rate, so that autograd through a step gives
+the exact derivative that a rule's pull-back must reproduce.
 
-All functions share ``theta`` (the weights), ``grad`` (their gradient, same shape), ``state``, and the keyword
-``lr`` (a float or a scalar tensor); their other keywords mean what they mean in ``torch.optim``.
+All functions take ``theta`` (the weights), ``grad`` (their gradient, same shape), ``state`` (the optimizer's state
+*before* the step under the key names of ``torch.optim``, empty before the first step, never written), and the keyword
+``lr`` (a float or a scalar tensor). Their other keywords mean the same as in ``torch.optim``.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ def sgd(
 
     .. math:: b \leftarrow \mu b + (1 - \tau) g, \qquad \theta' = \theta - \eta b
 
-    The first buffer is :math:`g` itself; Nesterov's variant moves along :math:`g + \mu b`. Weight decay is
-    coupled: :math:`g \leftarrow g + w\,\theta`.
+    The first buffer is :math:`g` itself; Nesterov's variant moves along :math:`g + \mu b`. Weight decay is coupled:
+    :math:`g \leftarrow g + w\,\theta`.
 
     Example:
         >>> sgd(torch.tensor([1.0]), torch.tensor([2.0]), {}, lr=0.1)
@@ -66,10 +65,10 @@ def rmsprop(
 ) -> Tensor:
     r"""RMSprop: the gradient over the root of its mean square.
 
-    .. math:: v \leftarrow \alpha v + (1 - \alpha) g^2, \; \theta' = \theta - \eta\, g / (\sqrt v + \epsilon)
+    .. math:: v \leftarrow \beta v + (1 - \beta) g^2, \; \theta' = \theta - \eta\, g / (\sqrt v + \epsilon)
 
-    ``centered`` subtracts the squared running mean of the gradient from :math:`v`; momentum accumulates the
-    scaled gradient: :math:`b \leftarrow \mu b + g / (\sqrt v + \epsilon)`.
+    :math:`\beta` is torch's ``alpha``. ``centered`` subtracts the squared running mean of the gradient from :math:`v`;
+    momentum accumulates the scaled gradient: :math:`b \leftarrow \mu b + g / (\sqrt v + \epsilon)`.
 
     Example:
         >>> rmsprop(torch.tensor([1.0]), torch.tensor([2.0]), {}, lr=0.05)
@@ -99,8 +98,8 @@ def adam(
 ) -> Tensor:
     r"""Adam with coupled weight decay: :math:`\theta' = \theta - \eta\, \hat m / (\sqrt{\hat v} + \epsilon)`.
 
-    :math:`\hat m, \hat v` are the running first and second moments of the gradient divided by their bias
-    corrections :math:`1 - \beta^t`; AMSGrad replaces :math:`v` by its largest value so far.
+    :math:`\hat m, \hat v` are the running first and second moments of the gradient divided by their bias corrections
+    :math:`1 - \beta^t`; AMSGrad replaces :math:`v` by its largest value so far.
 
     Example:
         >>> adam(torch.tensor([1.0]), torch.tensor([2.0]), {}, lr=0.25)
@@ -164,8 +163,7 @@ def nadam(
     grad = grad if decoupled_weight_decay else grad + weight_decay * theta
     step = _next_step(state)
     mu, mu_next = (betas[0] * (1 - 0.5 * 0.96 ** (t * momentum_decay)) for t in (step, step + 1))
-    # torch keeps the running product in its default dtype; the same rounding is needed to agree to the last
-    # digit.
+    # torch keeps the running product in its default dtype; only the same rounding gives the same last digit.
     product = float(state.get("mu_product", torch.ones(())) * mu)
     first = betas[0] * _before(state, "exp_avg", theta) + (1 - betas[0]) * grad
     second = betas[1] * _before(state, "exp_avg_sq", theta) + (1 - betas[1]) * grad * grad
@@ -186,7 +184,7 @@ def adamax(
 ) -> Tensor:
     r"""Adam with the infinity norm.
 
-    .. math:: u \leftarrow \max(\beta_2 u, |g| + \epsilon), \qquad \theta' = \theta - \eta\, \hat m / u
+    .. math:: v \leftarrow \max(\beta_2 v, |g| + \epsilon), \qquad \theta' = \theta - \eta\, \hat m / v
 
     Example:
         >>> adamax(torch.tensor([1.0]), torch.tensor([2.0]), {}, lr=0.25)
@@ -213,14 +211,14 @@ def muon(
     eps: float = 1e-7,
     adjust_lr_fn: str | None = None,
 ) -> Tensor:
-    r"""Momentum whose direction is orthogonalised.
+    r"""Muon: momentum with an orthogonalised direction.
 
     .. math:: \theta' = (1 - \eta w)\,\theta - \eta\, r\, \mathrm{NS}(b)
 
-    :math:`b` is the running mean of the gradient (blended once more with the gradient for Nesterov), NS the
-    Newton-Schulz iteration, :math:`r = \sqrt{\max(1, m/n)}` for an ``[m, n]`` matrix (or ``0.2 sqrt(max(m,
-    n))`` with ``adjust_lr_fn="match_rms_adamw"``). As in torch, only matrices are updated, decay is decoupled
-    and the iteration runs in bfloat16.
+    :math:`b` is the running mean of the gradient (averaged once more with the gradient for Nesterov), NS the
+    Newton-Schulz iteration, and :math:`r = \sqrt{\max(1, m/n)}` for an ``[m, n]`` matrix, or ``0.2 * sqrt(max(m, n))``
+    with ``adjust_lr_fn="match_rms_adamw"``. As in torch, only matrices are updated, decay is decoupled and the
+    iteration runs in bfloat16.
 
     Example:
         >>> muon(torch.eye(2), torch.eye(2), {}, lr=0.1, weight_decay=0.0).shape
@@ -243,8 +241,8 @@ def newton_schulz(matrix: Tensor, *, coefficients: tuple[float, float, float], s
 
     Args:
         matrix: Shape ``[m, n]``.
-        coefficients: The polynomial's :math:`(a, b, c)`.
-        steps: How often it is applied.
+        coefficients: :math:`(a, b, c)`.
+        steps: The number of iterations.
         eps: Smallest norm to divide by.
 
     Returns:
@@ -259,7 +257,7 @@ def newton_schulz(matrix: Tensor, *, coefficients: tuple[float, float, float], s
     x = x.T if matrix.shape[0] > matrix.shape[1] else x
     x = x / x.norm().clamp(min=eps)
     for _ in range(steps):
-        # bfloat16 rounds after every operation, so these must be the fused ones that torch.optim.Muon uses.
+        # bfloat16 rounds after every operation, so these have to be the fused operations of torch.optim.Muon.
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.T if matrix.shape[0] > matrix.shape[1] else x
@@ -276,9 +274,6 @@ def preconditioned(
         state: Ignored.
         preconditioner: Shape ``[m, m]``, acting on the gradient flattened in torch's row-major order.
         lr: A factor on the step.
-
-    Returns:
-        The new weights.
 
     Example:
         >>> preconditioned(torch.zeros(2), torch.ones(2), {}, preconditioner=torch.diag(torch.tensor([1.0, 2.0])))

@@ -1,6 +1,6 @@
-r"""What KFAC and EKFAC share: watching layers, gathering statistics of the true Fisher, and the step.
+r"""What KFAC and EKFAC share: observing layers, collecting statistics of the true Fisher, and the step.
 
-A training step with either of them reads
+A training step with either of them is
 
 .. code-block:: python
 
@@ -9,7 +9,7 @@ A training step with either of them reads
     loss(output, target).backward()
     optimizer.step()
 
-and statistics are gathered only where ``optimizer.wants_statistics`` says so. The weights move by
+and statistics are collected only if ``optimizer.wants_statistics`` is true. The weights move by
 
 .. math:: \theta \leftarrow \theta - \eta\, m, \qquad m \leftarrow \mu m + \nu C^{-1} (g + \lambda\theta)
 
@@ -35,7 +35,7 @@ __all__ = ["CurvatureOptimizer"]
 
 
 class CurvatureOptimizer(Optimizer, ABC):
-    """An optimizer with one block of curvature a layer.
+    """An optimizer with one block of curvature per layer.
 
     Args:
         model: The network; its linear layers and convolutions get a block.
@@ -77,7 +77,7 @@ class CurvatureOptimizer(Optimizer, ABC):
     ) -> None:
         _check_positive(lr=lr, damping=damping, kl_clip=kl_clip)
         if not (0 <= momentum < 1 and 0 <= ema < 1):
-            raise ValueError(f"momentum and ema must be from 0 up to but not 1, got {momentum} and {ema}")
+            raise ValueError(f"momentum and ema must be at least 0 and below 1, got {momentum} and {ema}")
         if statistics_interval < 1 or inverse_interval < 1:
             raise ValueError(
                 "statistics_interval and inverse_interval must be at least 1, "
@@ -195,7 +195,7 @@ class CurvatureOptimizer(Optimizer, ABC):
         """Move the weights along the preconditioned gradient.
 
         Args:
-            closure: Evaluates the loss again, as everywhere in torch.
+            closure: Evaluates the loss again, as in torch.
 
         Returns:
             What the closure returned.
@@ -261,7 +261,7 @@ class CurvatureOptimizer(Optimizer, ABC):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on exactly where :meth:`state_dict` was called.
+        """Resume exactly where :meth:`state_dict` was called.
 
         Raises:
             ValueError: The state is of another optimizer or network.

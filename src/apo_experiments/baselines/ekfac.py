@@ -65,8 +65,8 @@ class EKFAC(CurvatureOptimizer):
     def _refresh(self, block: dict[str, Tensor], layer: FactoredLayer) -> None:
         inward, outward = _eigenbasis(block["omega"]), _eigenbasis(block["gamma"])
         if inward is None or outward is None:
-            return  # the old basis is better than none
-        if "moments" in block:  # a fresh start would forget most of what was observed: few observations share a basis
+            return  # keep the old basis
+        if "moments" in block:  # few observations share a basis, so starting again would lose most of them
             block["moments"] = _turned(block, inward[0], outward[0])
         (block["basis_in"], block["values_in"]), (block["basis_out"], block["values_out"]) = inward, outward
 

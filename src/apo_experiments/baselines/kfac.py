@@ -96,7 +96,7 @@ def _mean_eigenvalue(factor: Tensor) -> Tensor:
 
 
 def _inverse(factor: Tensor, damping: Tensor, previous: Tensor | None) -> Tensor:
-    """Invert ``factor + damping * I``; keep the previous inverse where that fails, without asking the host."""
+    """Invert ``factor + damping * I``; if that fails, keep the previous inverse, without waiting for the host."""
     identity = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
     cholesky, failed = torch.linalg.cholesky_ex(factor + damping * identity)
     fallback = identity / (_mean_eigenvalue(factor) + damping) if previous is None else previous

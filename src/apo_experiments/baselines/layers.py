@@ -37,7 +37,7 @@ class FactoredLayer:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """The weight and, where there is one, the bias."""
+        """The weight and, if there is one, the bias."""
         return [self.module.weight] if self.module.bias is None else [self.module.weight, self.module.bias]
 
     @property
@@ -73,7 +73,7 @@ class FactoredLayer:
         return matrix if len(tensors) == 1 else torch.cat([matrix, tensors[1].to(self.dtype).unsqueeze(1)], dim=1)
 
     def split(self, matrix: Tensor) -> list[Tensor]:
-        """Take the matrix apart again, into tensors shaped like weight and bias."""
+        """Split the matrix into tensors shaped like weight and bias."""
         weight = self.module.weight
         if self.module.bias is None:
             return [matrix.reshape(weight.shape)]

@@ -1,4 +1,4 @@
-"""The commands, one a file: each has ``add_to(subparsers)`` and an ``execute(arguments)`` that returns an exit code.
+"""The commands, one per file, with ``add_to(subparsers)`` and an ``execute(arguments)`` that returns an exit code.
 
-Nothing heavy is imported before a command is executed, so that ``--help`` is there at once.
+Nothing heavy is imported before a command is executed, so that ``--help`` is fast.
 """

@@ -1,4 +1,4 @@
-"""``apo data``: get the data sets and look after them."""
+"""``apo data``: list, fetch and verify data sets."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from apo_experiments.commands.tables import show, text_table
 __all__ = ["add_to", "execute"]
 
 _EXAMPLES = """\
-  apo data list                     what there is, and what is here
+  apo data list                     all data sets, and which are present
   apo data fetch mnist protein      download from the official addresses
-  apo data verify                   compare everything that is here with its checksums"""
+  apo data verify                   compare all present files with their checksums"""
 
 
 def add_to(subparsers: argparse._SubParsersAction) -> None:
     """Add the command to the parser."""
     parser = options.add_command(subparsers, "data", "list, fetch and verify data sets", _EXAMPLES)
     parser.add_argument("action", choices=("list", "fetch", "verify"), help="what to do")
-    parser.add_argument("names", metavar="NAME", nargs="*", help="data sets, or all (verify: all that are here)")
+    parser.add_argument("names", metavar="NAME", nargs="*", help="data sets, or all (verify: all that are present)")
     parser.add_argument(
-        "--data-dir", metavar="DIR", type=Path, help="where they lie (default: $APO_DATA, else ~/.cache/apo-data)"
+        "--data-dir", metavar="DIR", type=Path, help="their folder (default: $APO_DATA, else ~/.cache/apo-data)"
     )
     parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Do one of the three.
+    """Run the action.
 
     Returns:
         0, or 1 if a data set is damaged.
@@ -53,7 +53,7 @@ def _list(names: list[str], data_dir: Path | None) -> int:
         for name in names or DATASETS
     ]
     print(text_table(["name", "state", "what it is", "licence"], rows))
-    print(f"\nThe folder is {directory(data_dir)}; --data-dir or APO_DATA names another.")
+    print(f"\nThe folder is {directory(data_dir)}; choose another with --data-dir or APO_DATA.")
     return 0
 
 
@@ -74,7 +74,7 @@ def _verify(names: list[str], data_dir: Path | None) -> int:
     from apo_experiments.data.registry import DATASETS
 
     root = directory(data_dir)
-    # Without names, a set of which nothing is here is not a fault.
+    # Without names, a data set that is not present is no error.
     chosen = names or [name for name, entry in DATASETS.items() if any((root / f.path).exists() for f in entry.files)]
     if not chosen:
         print(f"There are no data sets in {root}.")

@@ -1,4 +1,4 @@
-"""``apo list``: what there is to run."""
+"""``apo list``: the recipes."""
 
 from __future__ import annotations
 
@@ -73,11 +73,13 @@ def _data(recipe: Recipe, data_dir: Path | None) -> str:
 
 def _details(recipe: Recipe, data_dir: Path | None) -> str:
     from apo_experiments.methods import METHODS
+    from apo_experiments.progress import counted
 
     lines = [f"{recipe.name}: {recipe.title}", f"  paper   {recipe.paper}", f"  data    {_data(recipe, data_dir)}"]
     lines.append(f"  metric  {recipe.metric} ({'less' if recipe.goal == 'min' else 'more'} is better)")
     for name, scale in recipe.scales.items():
-        lines.append(f"  {name:<7} {scale.epochs} epochs, {scale.seeds} seeds, {_time(scale.minutes)}")
+        size = f"{counted(scale.epochs, 'epoch')}, {counted(scale.seeds, 'seed')}"
+        lines.append(f"  {name:<7} {size}, {_time(scale.minutes)}")
     if recipe.notes:
         lines.append(f"  claim   {recipe.notes}")
     lines.append("  methods (--method):")

@@ -1,4 +1,4 @@
-"""What several commands have in common: options, and names that may be mistyped."""
+"""Options that several commands share, and suggestions for mistyped names."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def add_command(
         epilog=f"examples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    # SUPPRESS: the default of the main parser stands, so that --debug may come before or after the command.
+    # SUPPRESS: the default of the main parser is kept, so that --debug may come before or after the command.
     parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")
     return parser
 
@@ -58,7 +58,7 @@ def add_runs_option(parser: argparse.ArgumentParser) -> None:
 
 
 def add_execution_options(parser: argparse.ArgumentParser) -> None:
-    """Add what decides which runs are carried out, and where."""
+    """Add the options that select the runs, and where they are trained."""
     parser.add_argument(
         "--scale",
         choices=SCALES,
@@ -88,19 +88,19 @@ def add_execution_options(parser: argparse.ArgumentParser) -> None:
         help="how long to train; schedules are fractions of it (default: scale's)",
     )
     parser.add_argument(
-        "--jobs", metavar="N", type=positive, default=1, help="runs side by side, on one GPU or the CPU (default: 1)"
+        "--jobs", metavar="N", type=positive, default=1, help="runs in parallel, on one GPU or the CPU (default: 1)"
     )
     parser.add_argument(
         "--time-limit",
         metavar="SECONDS",
         type=positive,
-        help="stop all runs after so long, with checkpoints: the same command goes on (exit code 3)",
+        help="stop all runs after this time, with checkpoints; the same command resumes them (exit code 3)",
     )
     add_runs_option(parser)
 
 
 def positive(text: str) -> int:
-    """Read a number from 1 on; the type of an option.
+    """Parse a number of at least 1; the type of an option.
 
     Example:
         >>> positive("3")
@@ -108,7 +108,7 @@ def positive(text: str) -> int:
     """
     number = int(text) if text.isdecimal() else 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
     return number
 
 
@@ -137,10 +137,10 @@ def device(choice: str) -> str:
 
 
 def writable(option: str, path: Path | None) -> None:
-    """Refuse a file that could not be written, before hours of work go into its content.
+    """Raise an error for a file that cannot be written, before hours of work.
 
     Raises:
-        UserError: It is a folder, or no file can be made there.
+        UserError: It is a folder, or no file can be created there.
 
     Example:
         >>> writable("--json", Path("."))
@@ -160,7 +160,7 @@ def writable(option: str, path: Path | None) -> None:
 
 
 def deadline(arguments: argparse.Namespace) -> float | None:
-    """Return when ``--time-limit`` is reached, as from ``time.time()``.
+    """Return when ``--time-limit`` is reached, as a value of ``time.time()``.
 
     Example:
         >>> deadline(argparse.Namespace(time_limit=None)) is None
@@ -170,7 +170,7 @@ def deadline(arguments: argparse.Namespace) -> float | None:
 
 
 def read_former_names(arguments: argparse.Namespace) -> None:
-    """Put names of today into ``--set`` and ``--grid``, and tell the user of each name that is none.
+    """Replace former names in ``--set`` and ``--grid``, and tell the user about each of them.
 
     Raises:
         UserError: See :func:`apo_experiments.renamed.in_words_of_today`.
@@ -184,12 +184,12 @@ def read_former_names(arguments: argparse.Namespace) -> None:
     words, axes, sentences = renamed.in_words_of_today(arguments.set or (), getattr(arguments, "grid", None) or ())
     arguments.set, arguments.grid = words or None, axes or None
     for sentence in sentences:
-        with suppress(OSError):  # that nobody reads it does not stop the command
+        with suppress(OSError):  # a closed output does not stop the command
             print(f"apo: {sentence}", file=sys.stderr, flush=True)
 
 
 def overrides(arguments: argparse.Namespace) -> dict[str, str]:
-    """Read ``--set key=value`` and ``--epochs``.
+    """Parse ``--set key=value`` and ``--epochs``.
 
     Raises:
         UserError: A pair has no equals sign.
@@ -203,7 +203,7 @@ def overrides(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def grid(pairs: Sequence[str] | None) -> dict[str, list[str]]:
-    """Read ``--grid key=value,value,...``.
+    """Parse ``--grid key=value,value,...``.
 
     Raises:
         UserError: A pair has no equals sign or no values.
@@ -231,10 +231,10 @@ def _pairs(pairs: Sequence[str] | None, option: str, example: str) -> dict[str, 
 
 
 def recipes(names: Iterable[str]) -> list[Recipe]:
-    """Return the recipes of these names, each once; ``all`` stands for every one of them.
+    """Return the recipes of these names, each once; ``all`` means every recipe.
 
     Raises:
-        UserError: A name is unknown; the message has the nearest ones.
+        UserError: A name is unknown; the message suggests similar ones.
     """
     from apo_experiments.recipes import RECIPES
 
@@ -252,12 +252,12 @@ def recipes(names: Iterable[str]) -> list[Recipe]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a question for the name that was meant, or nothing if none is near.
+    """Return a "did you mean" for a mistyped name, or nothing if no name is close.
 
     Example:
         >>> nearest("rosenbrok", ["rosenbrock", "mnist-mlp"])
         '; did you mean rosenbrock?'
     """
-    # Underscores for hyphens and capitals are the commonest slips, and no slips at all.
+    # Underscores for hyphens and capitals are the most common mistakes, so they always match.
     matches = difflib.get_close_matches(name.lower().replace("_", "-"), list(known), n=3, cutoff=0.5)
     return f"; did you mean {' or '.join(matches)}?" if matches else ""

@@ -1,4 +1,4 @@
-"""The runs that a command line asks for."""
+"""The runs of a command line."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def planned(recipe: Recipe, arguments: argparse.Namespace) -> Planned:
 def _with_best(
     recipe: Recipe, runs: list[RunConfig], overrides: Mapping[str, str], arguments: argparse.Namespace
 ) -> Planned:
-    """Put the best hyperparameters into the runs; what the user has set stands."""
+    """Put the best hyperparameters into the runs; what the user has set is kept."""
     from apo_experiments import records, tuning
     from apo_experiments.recipes import plan
 

@@ -28,13 +28,13 @@ def add_to(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("recipes", metavar="RECIPE", nargs="*", default=["all"], help="names from `apo list`")
     parser.add_argument("--out", metavar="DIR", type=Path, default=Path("figures"), help="(default: figures)")
     parser.add_argument("--scale", choices=options.SCALES, help="(default: all that have records)")
-    parser.add_argument("--figure", metavar="NAME", help="another kind of figure than the recipe's own")
+    parser.add_argument("--figure", metavar="NAME", help="a figure other than the recipe's own")
     options.add_runs_option(parser)
     parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Draw and save; say which files were written."""
+    """Draw and save the figures, and print the names of the files."""
     from apo_experiments.records import find
 
     root = options.runs_folder(arguments)

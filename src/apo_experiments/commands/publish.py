@@ -13,8 +13,8 @@ __all__ = ["add_to", "execute"]
 _EXAMPLES = """\
   apo publish                                    all finished runs of the scale paper, at full length
   apo publish cifar10-lenet --runs elsewhere
-  apo publish rosenbrock --scale cpu --all       also shorter and longer runs than the scale's
-Records go to results/, tables and figures to docs/; what is there already stays, and twice is once."""
+  apo publish rosenbrock --scale cpu --all       runs of any length
+Records go to results/, tables and figures to docs/. Existing records are kept; publishing twice changes nothing."""
 
 
 def add_to(subparsers: argparse._SubParsersAction) -> None:
@@ -40,6 +40,7 @@ def execute(arguments: argparse.Namespace) -> int:
         0.
     """
     from apo_experiments import publication, records
+    from apo_experiments.progress import counted
     from apo_experiments.publication.tuning_log import finals
 
     root = options.runs_folder(arguments)
@@ -55,7 +56,7 @@ def execute(arguments: argparse.Namespace) -> int:
         logged = publication.log_tuning(recipe, arguments.scale, own, arguments.to)
         if results or logged:
             published = True
-            show(f"{recipe.name}: {len(results)} runs" + (f", and {logged}" if logged else ""))
+            show(f"{recipe.name}: {counted(len(results), 'run')}" + (f", and {logged}" if logged else ""))
     if not published:
         length = "" if arguments.all else " and full length (--all takes any length)"
         show(f"There is nothing new to publish: {root} has no finished runs of scale {arguments.scale}{length}.")

@@ -19,14 +19,16 @@ _EXAMPLES = """\
 def add_to(subparsers: argparse._SubParsersAction) -> None:
     """Add the command to the parser."""
     parser = options.add_command(subparsers, "report", "write one page with all figures and tables", _EXAMPLES)
-    parser.add_argument("--out", metavar="FILE", type=Path, default=Path("apo-report.html"), help="(apo-report.html)")
-    parser.add_argument("--scale", choices=options.SCALES, help="(default: all; smoke only where there is no other)")
+    parser.add_argument(
+        "--out", metavar="FILE", type=Path, default=Path("apo-report.html"), help="(default: apo-report.html)"
+    )
+    parser.add_argument("--scale", choices=options.SCALES, help="(default: all; smoke only if there is no other)")
     options.add_runs_option(parser)
     parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Write the page and say where it is."""
+    """Write the page and print its path."""
     from apo_experiments.report import write
 
     options.writable("--out", arguments.out)

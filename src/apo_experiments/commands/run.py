@@ -29,7 +29,7 @@ _EXAMPLES = """\
   apo run uci-protein --scale paper --device cuda
   apo run mnist-mlp --method SGDm-APO --seeds 3 --set lr=0.01
   apo run cifar10-lenet --scale paper --best --jobs 12 --time-limit 540
-Ctrl-C leaves a run that the same command continues; a run that is finished is not repeated."""
+After Ctrl-C the same command resumes the run; finished runs are not repeated."""
 
 
 def add_to(subparsers: argparse._SubParsersAction) -> None:
@@ -38,19 +38,19 @@ def add_to(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("recipes", metavar="RECIPE", nargs="+", help="names from `apo list`, or all")
     options.add_execution_options(parser)
     parser.add_argument(
-        "--best", action="store_true", help="with the best hyperparameters that sweeps have found among the runs"
+        "--best", action="store_true", help="use the best hyperparameters of the sweeps in the folder of the runs"
     )
     parser.add_argument("--best-of", metavar="RECIPE", help="the same, from the sweeps of another recipe")
     parser.add_argument(
         "--compile", action="store_true", help="train through torch.compile: faster after a minute, other rounding"
     )
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the final figures to this file")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the final values to this file")
     parser.set_defaults(execute=execute, resumable=True)
 
 
 @dataclass
 class _Summary:
-    """What came of the runs."""
+    """The outcomes of the runs."""
 
     records: list[Record] = field(default_factory=list)
     failed: list[RunConfig] = field(default_factory=list)
@@ -61,7 +61,7 @@ def execute(arguments: argparse.Namespace) -> int:
     """Carry out all runs, print tables, write the JSON summary.
 
     Returns:
-        0; 1 if a run failed or diverged; 2 if something is missing that the user can mend.
+        0; 1 if a run failed or diverged; 2 if something is missing that the user can fix.
     """
     deadline = options.deadline(arguments)
     options.writable("--json", arguments.json)
@@ -70,7 +70,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from apo_experiments.execution import Assignment
 
     recipes = options.recipes(arguments.recipes)
-    # All plans come before the first run: a mistyped key must not show after an hour.
+    # Plan everything before the first run, so that a mistyped key shows up at once.
     plans = [planned(recipe, arguments) for recipe in recipes]
     configs = [config for plan in plans for config in plan.configs]
     chosen_by = {key: origin for plan in plans for key, origin in plan.chosen_by.items()}
@@ -81,14 +81,14 @@ def execute(arguments: argparse.Namespace) -> int:
         from apo_experiments.files import write_atomically
 
         content = json.dumps(_json(recipes, summary), indent=1, allow_nan=False) + "\n"
-        write_atomically(arguments.json, content.encode())
+        write_atomically(arguments.json, content.encode(), "--json")
     return summary.exit_code
 
 
 def _carry_out(
     configs: list[RunConfig], assignment: Assignment, metrics: dict[str, str], arguments: argparse.Namespace
 ) -> _Summary:
-    """Carry out all runs. One that fails does not keep the others from their turn."""
+    """Train all runs, even if one of them fails."""
     from apo_experiments.execution import Failure
     from apo_experiments.roles import as_result
 
@@ -97,7 +97,7 @@ def _carry_out(
         try:
             for config, result in _outcomes(configs, assignment, display, left_out, arguments.jobs):
                 if isinstance(result, Failure):
-                    if result.mendable and len(metrics) == arguments.jobs == 1:
+                    if result.fixable and len(metrics) == arguments.jobs == 1:
                         if arguments.debug:
                             display.message(result.details)
                         raise UserError(result.reason)
@@ -133,7 +133,7 @@ def _outcomes(
 
 def _note_failure(config: RunConfig, failure: Failure, summary: _Summary, left_out: set[str], debug: bool) -> str:
     """Note that a run failed, and return what to tell the user."""
-    if failure.mendable:
+    if failure.fixable:
         summary.exit_code = 2
         left_out.add(config.recipe)
         return f"{config.recipe}: {failure.reason}"
@@ -154,7 +154,7 @@ def _print_tables(recipes: list[Recipe], summary: _Summary, scale: str) -> None:
 
 
 def _json(recipes: list[Recipe], summary: _Summary) -> list[dict[str, Any]]:
-    """Return one entry a run; the value of a run that failed or diverged is null."""
+    """Return one entry per run; the value of a run that failed or diverged is null."""
     from apo_experiments.results import value
 
     by_name = {recipe.name: recipe for recipe in recipes}

@@ -19,7 +19,7 @@ _EXAMPLES = """\
   apo sweep cifar10-lenet --scale paper --storage postgresql://user@host/apo    (the same on any number of machines)
   apo sweep mnist-mlp --trials 5 --jobs 2 --epochs 10
   apo sweep cifar10-lenet --scale paper --epochs 40 --grid lr=0.1,0.03 --jobs 12 --time-limit 540
-Ctrl-C leaves a sweep that the same command continues; a trial that is finished is not repeated."""
+After Ctrl-C the same command resumes the sweep; finished trials are not repeated."""
 
 
 def add_to(subparsers: argparse._SubParsersAction) -> None:
@@ -28,7 +28,9 @@ def add_to(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("recipe", metavar="RECIPE", help="a name from `apo list`")
     options.add_execution_options(parser)
     parser.add_argument("--storage", metavar="URL", help="study database (default: an SQLite file among the runs)")
-    parser.add_argument("--trials", metavar="N", type=options.positive, help="stop after so many (default: whole grid)")
+    parser.add_argument(
+        "--trials", metavar="N", type=options.positive, help="stop after this many (default: whole grid)"
+    )
     parser.add_argument(
         "--grid",
         metavar="KEY=VALUES",
@@ -41,7 +43,7 @@ def add_to(subparsers: argparse._SubParsersAction) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Carry out the sweep and print its table.
+    """Run the sweep and print its table.
 
     Returns:
         0, or 1 if a point failed; one that diverged is a result like any other.
@@ -53,7 +55,7 @@ def execute(arguments: argparse.Namespace) -> int:
     options.read_former_names(arguments)
     (recipe, *others) = options.recipes([arguments.recipe])
     if others:
-        raise UserError("`apo sweep` takes one recipe, not all: name one of those that `apo list` shows.")
+        raise UserError("`apo sweep` takes one recipe, not all: choose one from `apo list`.")
     with progress.display(None, {recipe.name: recipe.metric}) as display:
         rows = sweep.run(
             recipe,
@@ -77,7 +79,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.json:
         from apo_experiments.files import write_atomically
 
-        write_atomically(arguments.json, (json.dumps(rows, indent=1, default=str) + "\n").encode())
+        write_atomically(arguments.json, (json.dumps(rows, indent=1, default=str) + "\n").encode(), "--json")
     return int(any(row.get("outcome") == "failed" for row in rows))
 
 

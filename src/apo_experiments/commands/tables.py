@@ -14,7 +14,7 @@ __all__ = ["comparison", "show", "text_table"]
 
 
 def show(text: str) -> None:
-    """Print a line of a command that does more than print: that nobody reads it does not stop the rest.
+    """Print a line; a closed output does not stop the command.
 
     Example:
         >>> show("3 runs")

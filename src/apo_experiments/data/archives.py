@@ -1,8 +1,8 @@
-"""Taking named members out of an archive, and nothing else.
+"""Extracting named members of an archive, and nothing else.
 
 Nothing is ever extracted to a path that the archive chooses: each wanted member is copied to a path that the
-caller chooses. An archive that also holds a path outside of itself, or a link in place of a wanted file, is
-refused all the same, because it is not the official one.
+caller chooses. An archive with a path outside of itself, or with a link in place of a wanted file, is
+rejected, because it is not the official one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def unpack(archive: Path, kind: str, members: Mapping[str, Path]) -> None:
     Args:
         archive: The archive.
         kind: ``"gzip"`` (one member, whatever its name), ``"tar"`` (compressed or not) or ``"zip"``.
-        members: From the member's name to where it goes; in a zip file the folder of a member does not matter.
+        members: Target paths by member name; in a zip file the folder of a member does not matter.
 
     Raises:
         ArchiveError: If the archive is damaged or unsafe, or a member is not in it.
@@ -45,7 +45,7 @@ def unpack(archive: Path, kind: str, members: Mapping[str, Path]) -> None:
     """
     unpackers = {"gzip": _unpack_gzip, "tar": _unpack_tar, "zip": _unpack_zip}
     if kind not in unpackers:
-        raise ValueError(f"kind is {kind!r}; choose one of {', '.join(unpackers)}.")
+        raise ValueError(f"kind must be one of {', '.join(unpackers)}, got {kind!r}")
     try:
         unpackers[kind](archive, members)
     except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError) as error:

@@ -1,4 +1,4 @@
-"""Random crops and flips of many images at once, on the device they lie on, and their normalization."""
+"""Random crops and flips of many images at once, on their device, and their normalization."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ PADDING = 4
 
 
 def crop_and_flip(images: Tensor, offsets: Tensor, flips: Tensor, padding: int = PADDING) -> Tensor:
-    r"""Pad each image with zeros, cut its own window of the old size, and mirror it if told to.
+    r"""Pad each image with zeros, crop it to the old size at its own offset, and mirror it if its flip is set.
 
     With :math:`P` the padded image, :math:`(r, c)` the offset and :math:`W` the width,
 
     .. math:: Y_{ij} = P_{r + i,\; c + j} \quad\text{or, mirrored,}\quad Y_{ij} = P_{r + i,\; c + W - 1 - j}.
 
-    It is what the usual pipeline does with one image at a time on the CPU, before normalization: the padding is
-    black, not grey. One gather does it for all images; nothing waits for the host.
+    The usual pipeline does this for one image at a time on the CPU, before normalization: the padding is black, not
+    grey. One gather does it for all images, without waiting for the host.
 
     Args:
         images: ``[B, C, H, W]``, any type.
@@ -55,13 +55,13 @@ def crop_and_flip(images: Tensor, offsets: Tensor, flips: Tensor, padding: int =
 class Normalization:
     r"""Bytes to numbers: :math:`(x / 255 - \text{mean}) / \text{std}` by channel, as one product and one sum.
 
-    It is computed in float32 at least, whatever the type of the result.
+    It is computed in at least float32, whatever the type of the result.
 
     Args:
         mean: Of each channel, with pixels in [0, 1]; None for zero.
         std: Of each channel; None for one.
         dtype: Of the result.
-        device: Where the images lie.
+        device: Device of the images.
 
     Example:
         >>> Normalization(mean=[0.5], std=[0.25])(torch.full((1, 1, 1, 2), 255, dtype=torch.uint8))
@@ -78,7 +78,7 @@ class Normalization:
         means = torch.tensor([0.0] if mean is None else list(mean), dtype=torch.float64)
         stds = torch.tensor([1.0] if std is None else list(std), dtype=torch.float64)
         if not bool((stds > 0).all()):
-            raise ValueError(f"std is {stds.tolist()}; all of them must be positive.")
+            raise ValueError(f"std must be positive, got {stds.tolist()}")
         wide = torch.promote_types(dtype, torch.float32)
         self._dtype = dtype
         self._scale = (1 / (255 * stds)).to(wide)[:, None, None].to(device)

@@ -15,11 +15,11 @@ _TIMEOUT_SECONDS = 60.0
 
 
 class DownloadError(Exception):
-    """The other side did not deliver; the message is the reason."""
+    """The server or the network failed; the message is the reason."""
 
 
 def download(url: str, target: Path, report: Callable[[str], None]) -> None:
-    """Write what lies at an address to a file.
+    """Download a file.
 
     Args:
         url: The address.
@@ -27,7 +27,7 @@ def download(url: str, target: Path, report: Callable[[str], None]) -> None:
         report: Receives a line at each tenth of the way.
 
     Raises:
-        DownloadError: If the server or the network fails, or the connection ends before its time.
+        DownloadError: If the server or the network fails, or the connection ends early.
         OSError: If ``target`` cannot be written: the disk is full, for example.
 
     Example:
@@ -39,7 +39,7 @@ def download(url: str, target: Path, report: Callable[[str], None]) -> None:
         >>> (folder / "b.txt").read_text()
         'abc'
     """
-    # Some servers turn away the library's own name.
+    # Some servers reject the library's default name.
     request = urllib.request.Request(url, headers={"User-Agent": "apo-optim"})
     try:
         response = urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS)

@@ -1,4 +1,4 @@
-"""What all streams of batches share: epochs, and finding the place again."""
+"""What all streams of batches share: epochs, and resuming at a position."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class EpochBatches(Batches):
 
     Args:
         steps_per_epoch: How many batches make an epoch.
-        seed: Decides all epochs.
+        seed: Determines all epochs.
         device: Where the random numbers are drawn.
     """
 
@@ -32,7 +32,7 @@ class EpochBatches(Batches):
 
     @abstractmethod
     def start_epoch(self, generator: torch.Generator) -> None:
-        """Draw all that is random about the next epoch."""
+        """Draw everything random in the next epoch."""
 
     @abstractmethod
     def batch(self, position: int) -> tuple[Any, Any]:
@@ -54,14 +54,14 @@ class EpochBatches(Batches):
         return {"generator": generator, "position": self._position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Begin the same epoch again and go on with the batch that would have been next."""
+        """Start the same epoch again and continue with the batch that would have been next."""
         position = int(state["position"])
         if not 0 <= position <= self.steps_per_epoch:
             raise ValueError(
-                f"state has position {position} of {self.steps_per_epoch} batches; it belongs to another stream."
+                f"state must be from the same stream, got position {position} of {self.steps_per_epoch} batches"
             )
         self._position = position
-        # Generators take their state from the CPU, also those of a GPU.
+        # The state of a generator is on the CPU, even for a GPU.
         self._epoch_start = self._own_state(state["generator"].clone().cpu())
         self._generator.set_state(self._epoch_start)
         if position < self.steps_per_epoch:

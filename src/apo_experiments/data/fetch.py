@@ -1,7 +1,7 @@
 """Downloading data sets and verifying them.
 
-Everything happens in a temporary folder inside the data directory and moves to its place, file by file, only once
-it is complete and verified. Whatever goes wrong - no network, a full disk, Ctrl-C - the folder is removed and no
+Files are downloaded to a temporary folder inside the data directory and moved to their places only once they are
+complete and verified. If anything goes wrong - no network, a full disk, Ctrl-C - the folder is removed and no
 half-written file is left.
 """
 
@@ -59,14 +59,14 @@ def fetch(name: str, data_dir: str | Path | None = None, report: Callable[[str],
 
 
 def verify(name: str, data_dir: str | Path | None = None) -> list[str]:
-    """Return what is wrong with a data set on disk, one phrase a problem, or an empty list.
+    """Return the problems of a data set on disk, one phrase each, or an empty list.
 
-    Sizes and checksums are compared where the registry has them; for files without a checksum the loader is run,
+    Sizes and checksums are compared if the registry has them; for files without a checksum the loader is run,
     which verifies their structure.
 
     Args:
         name: The data set.
-        data_dir: Where it lies; None as in :func:`apo_experiments.data.locate.directory`.
+        data_dir: Its folder; None as in :func:`apo_experiments.data.locate.directory`.
 
     Example:
         >>> verify("protein", "no/such/folder")
@@ -121,7 +121,7 @@ def _fetch_source(
 
 
 def _download_any(entry: Dataset, source: Source, target: Path, report: Callable[[str], None]) -> Path:
-    """Try the addresses in turn until one delivers what the checksum asks for."""
+    """Try the addresses in turn until a download has the right checksum."""
     reasons = []
     for url in source.urls:
         report(f"{entry.name}: {url}")

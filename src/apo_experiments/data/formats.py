@@ -1,7 +1,7 @@
 """Readers of the official binary image formats: idx (MNIST), CIFAR's records, MATLAB 5 (SVHN).
 
-None of them can execute anything: they read numbers. Each raises :class:`FormatError` on a file that is cut short
-or makes no sense; the message completes "the file ...". Checksums come first (:mod:`apo_experiments.data.integrity`):
+They only read numbers and cannot execute anything. Each raises :class:`FormatError` on a file that is truncated
+or invalid; the message completes "the file ...". Checksums come first (:mod:`apo_experiments.data.integrity`):
 scipy's reader can crash on a damaged MATLAB file.
 """
 
@@ -21,7 +21,7 @@ __all__ = ["FormatError", "read_idx", "read_cifar", "read_matlab"]
 
 
 class FormatError(Exception):
-    """A file that is not in the format it should be in."""
+    """A file that is not in the expected format."""
 
 
 def read_idx(path: Path) -> np.ndarray:

@@ -52,7 +52,7 @@ def load(name: str, data_dir: str | Path | None = None) -> ImageSet:
 
     Args:
         name: ``"mnist"``, ``"fashion-mnist"``, ``"cifar10"``, ``"cifar100"`` or ``"svhn"``.
-        data_dir: Where the files lie; None as in :func:`apo_experiments.data.locate.directory`.
+        data_dir: Folder of the files; None as in :func:`apo_experiments.data.locate.directory`.
 
     Raises:
         UserError: If the files are missing, truncated or corrupted.
@@ -119,7 +119,7 @@ def split(images: ImageSet, validation: int = 5000, seed: int = 0) -> ImageSet:
 
     Returns:
         A set whose training images are the rest and whose *test* images are those held out, so that hyperparameters
-        can be chosen without a look at the true test images. Mean and deviation stay those of the whole set.
+        can be chosen without looking at the true test images. Mean and deviation stay those of the whole set.
 
     Example:
         >>> held_out = split(generated((1, 4, 4), train=20, test=5), validation=8)
@@ -128,7 +128,7 @@ def split(images: ImageSet, validation: int = 5000, seed: int = 0) -> ImageSet:
     """
     count = len(images.train_labels)
     if not 0 < validation < count:
-        raise ValueError(f"validation is {validation}; choose a number between 1 and {count - 1}.")
+        raise ValueError(f"validation must be from 1 to {count - 1}, got {validation}")
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     held, rest = order[:validation], order[validation:].sort().values
     return replace(
@@ -141,7 +141,7 @@ def split(images: ImageSet, validation: int = 5000, seed: int = 0) -> ImageSet:
 
 
 def subset(images: ImageSet, train: int | None = None, test: int | None = None) -> ImageSet:
-    """Keep the first images only, for a smaller experiment; None keeps all. Mean and deviation stay.
+    """Keep only the first images, for a smaller experiment; None keeps all. Mean and deviation are unchanged.
 
     Example:
         >>> len(subset(generated((1, 4, 4), train=20, test=5), train=7).train_labels)

@@ -39,7 +39,7 @@ def digest(path: Path, checksum: Checksum) -> str:
 @lru_cache(maxsize=256)
 def _digest(path: str, algorithm: str, of_content: bool, size: int, modified: int) -> str:
     del size, modified  # part of the key only
-    # MD5 guards against accidents here, not against attackers.
+    # MD5 protects against accidents here, not against attackers.
     state = hashlib.new(algorithm, usedforsecurity=False)
     opened = gzip.open(path, "rb") if of_content else open(path, "rb")  # noqa: SIM115 (closed by the next line)
     with opened as stream:
@@ -49,11 +49,11 @@ def _digest(path: str, algorithm: str, of_content: bool, size: int, modified: in
 
 
 def problem(file: DataFile, path: Path) -> str | None:
-    """Say what is wrong with a file on disk, beginning with its path, or return None if nothing is.
+    """Return what is wrong with a file on disk, beginning with its path, or None.
 
     Args:
         file: The official file.
-        path: Where it lies.
+        path: Where it is.
 
     Example:
         >>> problem(DataFile("a.csv"), Path("no/such/a.csv")).replace(os.sep, "/")

@@ -1,4 +1,4 @@
-"""Where the data lie, and a clear word when they do not."""
+"""Where the data are, and a clear message if they are missing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def directory(data_dir: str | Path | None = None) -> Path:
 
 
 def is_present(name: str, data_dir: str | Path | None = None) -> bool:
-    """Say whether all files of a data set exist with the right size, without reading them (for ``apo list``).
+    """Return whether all files of a data set exist with the right size, without reading them (for ``apo list``).
 
     Example:
         >>> is_present("mnist", "no/such/folder")
@@ -42,7 +42,7 @@ def is_present(name: str, data_dir: str | Path | None = None) -> bool:
 
 
 def require(name: str, data_dir: str | Path | None = None) -> Path:
-    """Return the data directory once all files of a data set are there and have their checksums.
+    """Return the data directory, after checking that all files of a data set are present with the right checksums.
 
     Args:
         name: The data set.
@@ -68,7 +68,7 @@ def require(name: str, data_dir: str | Path | None = None) -> Path:
 
 
 def damaged(name: str, path: Path, reason: str) -> UserError:
-    """Make the error of a loader that cannot make sense of a file.
+    """Return the error of a loader that cannot read a file.
 
     Args:
         name: The data set.
@@ -96,5 +96,5 @@ def _remedy(entry: Dataset) -> str:
 
 def _again(entry: Dataset) -> str:
     if not entry.sources:
-        return f"replace it by a sound copy ({entry.by_hand})"
+        return f"replace it with an intact copy ({entry.by_hand})"
     return f"delete it and run `apo data fetch {entry.name}` again"

@@ -1,7 +1,7 @@
-"""What the official files of each data set are: where they lie, what they weigh, where they come from.
+"""The official files of each data set: paths, sizes, checksums and sources.
 
 Paths are relative to the data directory. A checksum may be of the *content* of a gzip file, because the same
-idx file circulates in several compressions. Where nobody has published a checksum of a file there is none here,
+idx file circulates in several compressions. If no checksum of a file has been published there is none here,
 and only the structure of the file is verified.
 """
 
@@ -21,7 +21,7 @@ class Checksum:
 
     Attributes:
         digest: Hexadecimal.
-        algorithm: A name that :mod:`hashlib` knows.
+        algorithm: A name in :mod:`hashlib`.
         of_content: Whether it is the digest of what a gzip file unpacks to.
     """
 
@@ -71,7 +71,7 @@ class Dataset:
         title: One line on what it is.
         kind: Which loader reads it: ``"images"``, ``"tables"`` or ``"text"``.
         files: The files that the loader reads.
-        sources: Where ``apo data fetch`` gets them; empty if they can be had by hand only.
+        sources: Where ``apo data fetch`` gets them; empty if they have to be downloaded by hand.
         licence: As its authors state it.
         by_hand: Half a sentence on how to get it without ``apo data fetch``.
     """
@@ -270,7 +270,7 @@ TATOEBA = Dataset(
     "tatoeba",
     "Tatoeba: some 200,000 pairs of short sentences, German and English",
     "text",
-    # It grows every month, so that no checksum lasts.
+    # It grows every month, so there is no fixed checksum.
     (DataFile("de-en/deu.txt"),),
     (Source(("https://www.manythings.org/anki/deu-eng.zip",), (("deu.txt", "de-en/deu.txt"),), "zip"),),
     "CC BY 2.0 (manythings.org, tatoeba.org)",
@@ -318,7 +318,7 @@ def dataset(name: str) -> Dataset:
         name: A key of :data:`DATASETS`.
 
     Raises:
-        UserError: If there is none; the message names the nearest or all.
+        UserError: If there is none; the message suggests similar names or lists all.
 
     Example:
         >>> dataset("protein").files[0].path

@@ -1,11 +1,11 @@
-"""Endless streams of batches that lie on the training device.
+"""Endless streams of batches on the training device.
 
-The data go to the device once. All that is random about an epoch - the order, crops and flips - is drawn when it
-begins, so that a batch is a slice, nothing on the way waits for the host, and the state of a stream is small: the
-random generator as it was when the epoch began, and how many batches of it have been handed out.
+The data are moved to the device once. Everything random in an epoch - the order, crops and flips - is drawn when it
+starts, so a batch is a slice, nothing waits for the host, and the state of a stream is small: the state of the random
+number generator at the start of the epoch, and the number of batches since then.
 
-Images and tables leave out what is left when the batches of an epoch are full (``drop_last``): the order is new in
-each epoch, so nothing is left out for long.
+Images and tables drop the incomplete last batch of an epoch (``drop_last``); the order changes in each epoch, so no
+example is left out for long.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from apo_experiments.data.text_batches import TextBatches
 
 __all__ = ["EpochBatches", "ImageBatches", "TableBatches", "TextBatches"]
 
-# Images that are shuffled and cropped at a time: bounds the memory of the padded copies.
+# Images that are shuffled and cropped at a time, to limit the memory of the padded copies.
 _CHUNK = 8192
 
 
@@ -63,11 +63,11 @@ class ImageBatches(EpochBatches):
     ) -> None:
         super().__init__(_steps(len(images), len(labels), batch_size), seed, device)
         if images.dtype != torch.uint8:
-            raise TypeError(f"images are {images.dtype}; give the bytes (torch.uint8) as loaded.")
+            raise TypeError(f"images must be torch.uint8, as loaded, got {images.dtype}")
         self._images, self._labels = images.to(device), labels.to(device)
         self._batch_size, self._augment = batch_size, augment
         self._normalize = Normalization(mean, std, dtype, device)
-        # Filled anew by each epoch.
+        # Overwritten by each epoch.
         self._epoch_images, self._epoch_labels = torch.empty_like(self._images), torch.empty_like(self._labels)
 
     def start_epoch(self, generator: torch.Generator) -> None:
@@ -88,7 +88,7 @@ class ImageBatches(EpochBatches):
     def batch(self, position: int) -> tuple[Tensor, Tensor]:
         """Return one batch: images ``[B, C, H, W]`` and labels ``[B]``."""
         part = slice(position * self._batch_size, (position + 1) * self._batch_size)
-        # A copy of the labels: the next epoch overwrites these, and APO looks at the last batch once more.
+        # A copy of the labels: the next epoch overwrites these, and APO evaluates the last batch again.
         return self._normalize(self._epoch_images[part]), self._epoch_labels[part].clone()
 
 
@@ -143,7 +143,7 @@ class TableBatches(EpochBatches):
 
 def _steps(inputs: int, targets: int, batch_size: int) -> int:
     if inputs != targets:
-        raise ValueError(f"There are {inputs} inputs and {targets} targets; their numbers must be equal.")
+        raise ValueError(f"inputs and targets must have the same length, got {inputs} and {targets}")
     if not 0 < batch_size <= inputs:
-        raise ValueError(f"batch_size is {batch_size}; choose a number from 1 to {inputs}, the size of the data.")
+        raise ValueError(f"batch_size must be from 1 to {inputs}, the size of the data, got {batch_size}")
     return inputs // batch_size

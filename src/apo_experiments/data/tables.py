@@ -36,7 +36,7 @@ class Table:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Which columns of a file are what, by their names in the header."""
+    """The roles of a file's columns, by their names in the header."""
 
     targets: tuple[str, ...]
     dropped: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class _Layout:
 
 _LAYOUTS = {
     "protein": _Layout(("RMSD",)),
-    # Whose slice or voice it is must not be an input.
+    # The patient must not be an input.
     "slice": _Layout(("reference",), ("patientId",)),
     "parkinsons": _Layout(("motor_UPDRS", "total_UPDRS"), ("subject#",)),
 }
@@ -55,7 +55,7 @@ def load(name: str, data_dir: str | Path | None = None) -> Table:
 
     Args:
         name: ``"slice"`` (384 inputs), ``"protein"`` (9 inputs) or ``"parkinsons"`` (19 inputs, two targets).
-        data_dir: Where the files lie; None as in :func:`apo_experiments.data.locate.directory`.
+        data_dir: Folder of the files; None as in :func:`apo_experiments.data.locate.directory`.
 
     Raises:
         UserError: If the file is missing, truncated or corrupted.
@@ -103,7 +103,7 @@ def _read(name: str, path: Path) -> tuple[list[str], np.ndarray]:
         header = next(csv.reader(file), [])
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # "no data": said below, in our words
+                warnings.simplefilter("ignore", UserWarning)  # "no data": reported below
                 rows = np.loadtxt(file, delimiter=",", ndmin=2)
         except ValueError as error:
             raise damaged(name, path, f"is truncated or corrupted ({str(error).split(';')[0].rstrip('.')})") from error

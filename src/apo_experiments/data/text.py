@@ -45,8 +45,8 @@ def load(name: str, data_dir: str | Path | None = None, seed: int = 0) -> Parall
 
     Args:
         name: ``"multi30k"`` or ``"iwslt14"``, with their own splits, or ``"tatoeba"``, which has none: one sentence in
-            fifty goes to validation, one to test, with all its translations and theirs, in both directions.
-        data_dir: Where the files lie; None as in :func:`apo_experiments.data.locate.directory`.
+            fifty is for validation, one for test, with all its translations, and theirs, in both directions.
+        data_dir: Folder of the files; None as in :func:`apo_experiments.data.locate.directory`.
         seed: Decides Tatoeba's split and order.
 
     Raises:
@@ -68,8 +68,8 @@ def load(name: str, data_dir: str | Path | None = None, seed: int = 0) -> Parall
 def generated(train: int = 400, valid: int = 40, test: int = 40, words: int = 24, seed: int = 0) -> ParallelText:
     """Generate translations between two toy languages that can be learned.
 
-    Words are translated one by one, and the last word of the source moves to second place in the target, as a German
-    verb does on its way into English.
+    Words are translated one by one, and the last word of the source becomes the second of the target, like a German
+    verb in English.
 
     Args:
         train: Number of training pairs.
@@ -100,8 +100,8 @@ def _words(consonants: str, vowels: str, count: int) -> list[str]:
     """Return the first words of two syllables over an alphabet."""
     syllables = [c + v for v in vowels for c in consonants]
     if not 2 <= count <= len(syllables) ** 2:
-        raise ValueError(f"words is {count}; choose a number between 2 and {len(syllables) ** 2}.")
-    # Walk along the diagonals, so that also a small vocabulary uses all syllables.
+        raise ValueError(f"words must be from 2 to {len(syllables) ** 2}, got {count}")
+    # Walk along the diagonals, so that even a small vocabulary uses all syllables.
     size = len(syllables)
     return [syllables[i % size] + syllables[(i + i // size) % size] for i in range(count)]
 
@@ -128,7 +128,7 @@ def _load_pair(name: str, folder: Path, part: str) -> list[Pair]:
 def _load_tatoeba(name: str, path: Path, seed: int) -> ParallelText:
     pairs: list[Pair] = []
     for number, line in enumerate(_lines(name, path), 1):
-        fields = line.split("\t")  # english, german and, in newer editions, whom to thank
+        fields = line.split("\t")  # english, german and, in newer editions, attribution
         if len(fields) < 2:
             raise damaged(name, path, f"is corrupted (line {number:,} has no tab)")
         pairs.append((fields[1].strip(), fields[0].strip()))

@@ -22,8 +22,8 @@ TextBatch = tuple[tuple[Tensor, Tensor], Tensor]
 class TextBatches(EpochBatches):
     """Pairs of sentences in batches of about equal length, for a translation model with teacher forcing.
 
-    Sentences are sorted by length, cut into batches of at most ``max_tokens`` (padding included, the longer side
-    counts) and padded, once. An epoch hands out these batches in a new order.
+    Sentences are sorted by length, split into batches of at most ``max_tokens`` (including padding; the longer side
+    counts) and padded, once. Each epoch returns these batches in a new order.
 
     Args:
         pairs: Source and target pieces, without beginning and end.
@@ -55,7 +55,7 @@ class TextBatches(EpochBatches):
         #: How many pairs were left out because they are too long.
         self.skipped = len(pairs) - len(kept)
         if not kept:
-            raise ValueError(f"max_tokens is {max_tokens}, less than any of the {len(pairs)} pairs has; raise it.")
+            raise ValueError(f"max_tokens must be enough for one of the {len(pairs)} pairs, got {max_tokens}")
         groups = _bucketed(kept, max_tokens)
         # The order of the batches is drawn on the CPU: the host needs the numbers to pick the tensors.
         super().__init__(len(groups), seed, "cpu")
@@ -80,10 +80,10 @@ def _padded_length(pair: Pieces) -> int:
 
 
 def _bucketed(pairs: Sequence[Pieces], max_tokens: int) -> list[list[Pieces]]:
-    """Sort by length and cut where a batch would exceed its tokens."""
+    """Sort by length and split into batches of at most ``max_tokens``."""
     groups: list[list[Pieces]] = []
     for pair in sorted(pairs, key=lambda pair: (_padded_length(pair), len(pair[0]))):
-        # Sorted: the newcomer is the longest of its batch.
+        # Sorted, so the new pair is the longest of its batch.
         if groups and (len(groups[-1]) + 1) * _padded_length(pair) <= max_tokens:
             groups[-1].append(pair)
         else:

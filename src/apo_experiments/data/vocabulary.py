@@ -24,7 +24,7 @@ class Vocabulary:
         pad: Fills short sentences.
         bos: Begins a sentence.
         eos: Ends a sentence.
-        unk: Stands for what the training text did not contain.
+        unk: Replaces what the training text did not contain.
 
     Args:
         model: A serialised sentencepiece model.
@@ -42,7 +42,7 @@ class Vocabulary:
 
     @property
     def size(self) -> int:
-        """How many pieces there are, the four special ones included."""
+        """The number of pieces, including the four special ones."""
         return int(self._processor.get_piece_size())
 
     def encode(self, text: str) -> list[int]:
@@ -69,19 +69,19 @@ def build(pairs: Sequence[Pair], size: int, cache: Path | None = None) -> Vocabu
 
     Args:
         pairs: The training text.
-        size: At most so many pieces, the four special ones included; a small text yields fewer.
+        size: The most pieces, including the four special ones; a small text yields fewer.
         cache: A folder. The file in it is named after the text and the size, so that it cannot be stale, and is
             written atomically.
 
     Raises:
-        UserError: If sentencepiece is not installed, or ``size`` cannot even hold the text's characters.
+        UserError: If sentencepiece is not installed, or ``size`` is too small for the text's characters.
 
     Example:
         >>> build([("ab ab", "cd cd")], size=12).size <= 12
         True
     """
     if not pairs:
-        raise ValueError("pairs is empty; give the training text.")
+        raise ValueError("pairs must hold the training text, got none")
     lines = [side for pair in pairs for side in pair]
     if cache is None:
         return Vocabulary(_train(lines, size))
@@ -100,7 +100,7 @@ def _train(lines: Sequence[str], size: int) -> bytes:
             model_writer=model,
             model_type="bpe",
             vocab_size=size,
-            hard_vocab_limit=False,  # a tiny text has fewer pieces than asked for
+            hard_vocab_limit=False,  # a tiny text has fewer pieces
             character_coverage=1.0,
             pad_id=Vocabulary.pad,
             bos_id=Vocabulary.bos,
@@ -132,7 +132,7 @@ def _write(path: Path, content: bytes) -> None:
     except OSError as error:
         raise UserError(
             f"The vocabulary cannot be written to {path.parent} ({error.strerror or error}): free some space there or "
-            "name another folder."
+            "choose another folder."
         ) from error
 
 

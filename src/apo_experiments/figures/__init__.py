@@ -45,7 +45,7 @@ def draw(recipe: Recipe, records: Sequence[Record], name: str | None = None) -> 
     Args:
         recipe: The recipe.
         records: Runs with one setting for each label, at one scale.
-        name: Another figure than the recipe's own.
+        name: A figure other than the recipe's own.
 
     Raises:
         UserError: There is no such figure, or matplotlib is missing.
@@ -80,7 +80,7 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
 
     paths = [folder / f"{name}.png", folder / f"{name}.pdf"]
     for path in paths:
-        write_atomically(path, _style().rendered(figure, path.suffix[1:]))
+        write_atomically(path, _style().rendered(figure, path.suffix[1:]), "--out")
     return paths
 
 

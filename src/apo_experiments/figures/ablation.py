@@ -59,9 +59,9 @@ def _text(setting: Any) -> str:
 
 
 def _along(records: Sequence[Record], key: str, keys: Sequence[str]) -> list[Record]:
-    """Return the runs in which only ``key`` differs: all others have their commonest value.
+    """Return the runs in which only ``key`` differs: all other options have their most common value.
 
-    Where the options change together, so that fewer than two values of ``key`` are left, all runs.
+    If options change together, so that fewer than two values of ``key`` are left, return all runs.
     """
     able = [record for record in records if key in _settings(record)] or list(records)
     chosen = able
@@ -93,7 +93,7 @@ def _draw_final(
     groups = by_label(records)
     results = {result.label: result for result in summarise(recipe, records)}
     names = [_text(_settings(groups[label][0]).get(key)) for label in order]
-    if len(set(names)) < len(names):  # several entries with one value: only their labels tell them apart
+    if len(set(names)) < len(names):  # several entries with one value: only their labels distinguish them
         names = list(order)
     for position, (label, colour) in enumerate(zip(order, colours, strict=True)):
         values, mean = results[label].values, results[label].mean
@@ -119,7 +119,7 @@ def _rank(setting: Any) -> tuple[int, float, str]:
 def _colours(settings: Sequence[Any]) -> list[Any]:
     """Return shades for numbers, distinct colours for everything else."""
     if len(settings) > 2 and all(_rank(setting)[0] == 0 for setting in settings):
-        # The last tenth of the map is a yellow that white paper swallows.
+        # The last tenth of the map is a yellow that is invisible on white.
         shades = ScalarMappable(Normalize(0, (len(settings) - 1) / 0.9), "viridis")
         return [shades.to_rgba(position) for position in range(len(settings))]  # type: ignore[arg-type]
     return [COLOURS[position % len(COLOURS)] for position in range(len(settings))]

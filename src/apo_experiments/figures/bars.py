@@ -1,6 +1,6 @@
-"""The final metric of each method beside the paper's: a table to look at.
+"""The final metric of each method next to the paper's.
 
-Points rather than bars from zero: between 94 and 95 per cent a bar shows nothing.
+Points rather than bars from zero: bars hide the difference between 94 and 95 per cent.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from apo_experiments.records import Record
 
 __all__ = ["axis_name", "curves", "draw_panel"]
 
-#: With more entries than this on one axis nobody tells them apart: each base optimizer gets a row of its own.
+#: With more entries than this on one axis, each base optimizer gets its own row.
 _MOST_LINES = 7
 
 
@@ -55,14 +55,14 @@ def draw_panel(axes: Axes, records: Sequence[Record], recipe: Recipe, column: st
         first += drawn[:1]
     scale_axis(axes, values, ratio=3.0 if column == "rate" else 20.0)
     if column == "train_loss" and values and max(values) > 3 * max(first):
-        # A run that diverges would squeeze all others into a line at the bottom.
+        # A run that diverges would squeeze all others to the bottom.
         axes.set_ylim(top=3 * max(first))
     axes.set(xlabel=x, ylabel=axis_name(column))
     axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 5, 10]))  # no half epochs
 
 
 def axis_name(column: str) -> str:
-    """Write the name of a column for readers.
+    """Return the name of a column for readers.
 
     Example:
         >>> axis_name("test_accuracy"), axis_name("train_loss"), axis_name("rate")

@@ -24,7 +24,7 @@ _TERMS = {"fsd_weight": "FSD", "wsd_weight": "WSD"}
 
 def figure_1(records: Sequence[Record], recipe: Recipe) -> Figure:
     """Draw the curve before and after each update: strong proximal terms red, weak ones blue, as in the paper."""
-    first = {record.config.label: record for record in reversed(records)}  # the first seed tells it all
+    first = {record.config.label: record for record in reversed(records)}  # one seed is enough
     panels: dict[str, list[Record]] = {}
     for entry in recipe.entries:
         if entry.label in first:

@@ -42,7 +42,7 @@ def _path(record: Record) -> numpy.ndarray:
 
 def _draw_paths(axes: Axes, paths: dict[str, numpy.ndarray], recipe: Recipe) -> None:
     everything = numpy.concatenate([*paths.values(), [[1.0, 1.0], [1.0, -1.5]]])
-    # A run that leaves the valley for good must not make the valley a dot.
+    # A run that leaves the valley must not shrink the valley to a dot.
     (left, bottom), (right, top) = (
         numpy.clip(everything, -3, 3).min(0) - 0.3,
         numpy.clip(everything, -3, 3).max(0) + 0.3,

@@ -1,4 +1,4 @@
-"""How all figures look: colours for every kind of colour vision, line styles that survive a black-and-white printer."""
+"""The style of all figures: colours for every kind of colour vision, line styles that work in black and white."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _RC: Any = {
 
 @contextmanager
 def applied() -> Iterator[None]:
-    """Draw in this style, whatever the user's own matplotlib settings are."""
+    """Draw in this style, regardless of the user's matplotlib settings."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_RC)
@@ -47,7 +47,7 @@ def rendered(figure: Figure, file_format: str, dpi: int = 160) -> bytes:
     Args:
         figure: The figure.
         file_format: ``"png"``, ``"pdf"`` or ``"svg"``.
-        dpi: Points an inch, where there are points.
+        dpi: Resolution of a png.
     """
     dates: dict[str, dict[str, None]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
     buffer = io.BytesIO()
@@ -96,7 +96,7 @@ def line_styles(recipe: Recipe, labels: Sequence[str] | None = None) -> dict[str
             "linewidth": 2.2,
             "zorder": 3,
         }
-    # The first colour is APO's even where APO is not shown.
+    # The first colour is reserved for APO even if APO is not shown.
     for position, entry in enumerate(others):
         colour = COLOURS[(max(len(ours), 1) + position) % len(COLOURS)]
         dashes = _DASHES[position % len(_DASHES)]

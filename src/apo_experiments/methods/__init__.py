@@ -1,4 +1,4 @@
-"""Ways to train: every optimizer of the paper, today's rivals, and APO on each."""
+"""Methods: every optimizer of the paper, newer competitors, and APO on each."""
 
 from apo_experiments.method import Method
 from apo_experiments.methods.apo_precond import PRECONDITIONED

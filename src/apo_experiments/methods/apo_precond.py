@@ -20,7 +20,7 @@ __all__ = ["PRECONDITIONED"]
 
 #: Hyperparameters of the step and of the rule; None leaves a value to the preset, and so to the library.
 _DEFAULTS: dict[str, Any] = {
-    "lr": 1.0,  # P0, the multiple of the identity that the preconditioner starts from
+    "lr": 1.0,  # the multiple of the identity that the preconditioner starts from
     "preset": "default",
     "scale": 0.9,
     "momentum": 0.0,

@@ -1,13 +1,13 @@
 """Forward and backward as one CUDA graph: a small network spends its time launching kernels, a replay launches once.
 
-The optimizer's step stays outside the graph. It is a handful of fused kernels, works for every optimizer, schedule and
-clipping as it is, and lets APO do its meta-steps between replays: those run eagerly, with gradients of their own.
+The optimizer's step stays outside the graph. It is a few fused kernels, works with every optimizer, schedule and
+clipping, and lets APO run its meta-steps between replays: those run eagerly, with separate gradients.
 
-A network that draws random numbers (dropout) runs eagerly: APO sets the random stream back to look at the same masks
-again, which a captured generator does not allow.
+A network that draws random numbers (dropout) runs eagerly: APO resets the generator to repeat the same masks, which a
+captured generator does not allow.
 
-The first passes run eagerly, as capture demands, and they are training steps like all others: nothing is computed twice
-and no random number is drawn in vain.
+The first passes run eagerly, as capture requires. They are ordinary training steps: nothing is computed twice and no
+random number is wasted.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class GraphedPass(TrainingPass):
         return loss
 
     def _capture(self, inputs: Any, target: Any) -> bool:
-        """Record the graph; nothing is computed yet. The gradients it will write are memory of its own."""
+        """Record the graph; nothing is computed yet. The gradients it will write are in its own memory."""
         self._batch = tree_map(torch.clone, (inputs, target))
         self._graph = recorded("the training step", self._record)
         self._possible = self._graph is not None

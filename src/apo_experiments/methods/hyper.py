@@ -1,4 +1,4 @@
-"""Hyperparameters: which there are, and how the command line's strings become values."""
+"""Hyperparameters, and how the command line's strings become values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from apo_experiments.method import Method
 
 __all__ = ["COMMON", "choose", "complete"]
 
-#: What every method takes, whatever it is.
+#: What every method takes.
 COMMON: dict[str, Any] = {
     "lr": 0.1,
     "weight_decay": 0.0,
@@ -66,7 +66,7 @@ def choose(name: str, value: Any, choices: Sequence[str]) -> Any:
     """Return a value that must be one of several words.
 
     Raises:
-        UserError: It is another.
+        UserError: It is none of them.
 
     Example:
         >>> choose("conv", "matrix", ["matrix", "factored"])
@@ -120,7 +120,7 @@ def _guess(word: str) -> Any:
 
 
 def _convert(value: Any, default: Any) -> Any:
-    """Bring a value that is no string to the type of the default."""
+    """Convert a value that is not a string to the type of the default."""
     if default is None or (isinstance(value, type(default)) and not isinstance(value, bool)):
         return value
     if isinstance(default, bool) or isinstance(value, bool):

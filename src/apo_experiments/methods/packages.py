@@ -1,4 +1,4 @@
-"""Today's rivals, from the package pytorch-optimizer: Shampoo, SOAP, PSGD Kron, Schedule-Free and Prodigy."""
+"""Newer competitors, from the package pytorch-optimizer: Shampoo, SOAP, PSGD Kron, Schedule-Free and Prodigy."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class _SavedPlainly(Driver, ABC):
         return plain_state(self.optimizer)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take them back."""
+        """Load them."""
         load_plain_state(self.optimizer, state)
 
 
 @final
 class _PackageDriver(_SavedPlainly):
-    """An optimizer that wants nothing special."""
+    """An optimizer that needs nothing special."""
 
 
 @final
@@ -61,7 +61,7 @@ class _KronDriver(_SavedPlainly):
 
 @final
 class _ScheduleFreeDriver(_SavedPlainly):
-    """Shows the averaged weights wherever an epoch ends, which is where a network is evaluated."""
+    """Uses the averaged weights at the end of an epoch, where a network is evaluated."""
 
     def __init__(self, optimizer: Optimizer, budget: Budget) -> None:
         super().__init__(optimizer)
@@ -77,7 +77,7 @@ class _ScheduleFreeDriver(_SavedPlainly):
 
 @final
 class _ProdigyDriver(_SavedPlainly):
-    """Knows that Prodigy's rate is its estimate d times ``lr``."""
+    """Reports Prodigy's rate, its estimate d times ``lr``."""
 
     def rate(self) -> float:
         group = self.optimizer.param_groups[0]

@@ -1,4 +1,4 @@
-"""One forward and backward pass: what it leaves in ``.grad`` is what an optimizer steps along."""
+"""One forward and backward pass, which leaves the gradients in ``.grad``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TrainingPass(ABC):
 
     @abstractmethod
     def __call__(self, inputs: Any, target: Any) -> Tensor:
-        """Fill ``.grad`` of every parameter afresh and return the loss, detached."""
+        """Overwrite ``.grad`` of every parameter and return the detached loss."""
 
 
 @final

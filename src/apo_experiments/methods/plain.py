@@ -1,4 +1,4 @@
-"""Optimizers as they come, from torch: forward, backward, clip, step, schedule."""
+"""Optimizers from torch: forward, backward, clip, step, schedule."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["BASES", "PLAIN", "Driver", "PlainStepper", "TorchDriver"]
 
 
 class Driver(ABC):
-    """How one optimizer wants to be used and saved.
+    """How one optimizer is used and saved.
 
     Args:
         optimizer: The optimizer.
@@ -41,7 +41,7 @@ class Driver(ABC):
         """Called after the optimizer's step."""
 
     def rate(self) -> float:
-        """Return the rate in force."""
+        """Return the current rate."""
         return float(self.optimizer.param_groups[0]["lr"])
 
     @abstractmethod
@@ -50,7 +50,7 @@ class Driver(ABC):
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take it back."""
+        """Load it."""
 
 
 @final
@@ -67,7 +67,7 @@ class TorchDriver(Driver):
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take it back."""
+        """Load it."""
         self.optimizer.load_state_dict(dict(state))
 
 
@@ -116,7 +116,7 @@ class PlainStepper(Stepper):
         return loss
 
     def rate(self) -> float:
-        """Return the rate in force."""
+        """Return the current rate."""
         return self._drivers[0].rate()
 
     def state_dict(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class PlainStepper(Stepper):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take them back."""
+        """Load them."""
         self._steps = int(state["steps"])
         for driver, saved in zip(self._drivers, state["optimizers"], strict=True):
             driver.load_state_dict(saved)

@@ -1,8 +1,8 @@
-"""Optimizer states as plain data, where torch's own ``state_dict`` will not do.
+"""Optimizer states as plain data, if torch's own ``state_dict`` is not enough.
 
 Some optimizers keep objects or strings in their state: ``torch.load(weights_only=True)`` cannot read objects, and
 strings send torch's ``load_state_dict`` into an endless recursion. Here an object is saved as the tensors it holds, and
-read back into the object that the optimizer makes afresh; everything else is saved as it is, without casts.
+loaded into the object that the optimizer creates again; everything else is saved unchanged, without casts.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def load_plain_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
 
 
 def _make_objects(optimizer: Optimizer, started: list[bool]) -> None:
-    """Have the optimizer make the states of the parameters that had one; it looks at the gradients' shapes."""
+    """Make the optimizer create the states of the parameters that had one, from gradients of their shapes."""
     parameters = _parameters(optimizer)
     for p, has_state in zip(parameters, started, strict=True):
         p.grad = torch.zeros_like(p) if has_state else None

@@ -1,4 +1,4 @@
-"""KFAC and EKFAC at work: which likelihood the loss is, and when to look at the curvature."""
+"""Training with KFAC and EKFAC: the likelihood of the loss, and when to update the curvature."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Likelihood:
 
     Attributes:
         kind: ``"categorical"``, ``"bernoulli"`` or ``"gaussian"``.
-        discrepancy: The divergence that belongs to the loss: it knows which output and which dimension.
+        discrepancy: The divergence that belongs to the loss, with its output and dimension.
 
     Example:
         >>> problem_discrepancy = apo.SquaredError("mean")
@@ -52,7 +52,7 @@ class Likelihood:
 
     @classmethod
     def of(cls, discrepancy: apo.Discrepancy) -> Likelihood:
-        """Tell which distribution a divergence belongs to.
+        """Return the distribution that a divergence belongs to.
 
         Raises:
             UserError: It belongs to none that KFAC knows.
@@ -141,7 +141,7 @@ class SecondOrderStepper(Stepper):
         return loss.detach()
 
     def rate(self) -> float:
-        """Return the rate in force."""
+        """Return the current rate."""
         return float(self._optimizer.param_groups[0]["lr"])
 
     def state_dict(self) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class SecondOrderStepper(Stepper):
         return {"optimizer": self._optimizer.state_dict(), "scheduler": schedule}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take them back."""
+        """Load them."""
         self._optimizer.load_state_dict(state["optimizer"])
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state["scheduler"])

@@ -1,4 +1,4 @@
-"""Training with APO: ordinary steps like any other, and a meta-step every so often."""
+"""Training with APO: ordinary steps, and a meta-step at intervals."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TunedStepper(Stepper):
         budget: How long the run is.
 
     Attributes:
-        tuner: The tuner, for tests and for the curious.
+        tuner: The tuner.
 
     Example:
         >>> from apo_experiments.methods import METHODS, complete
@@ -92,7 +92,7 @@ class TunedStepper(Stepper):
         self._schedulers = [scheduler for scheduler in (*schedulers, learning) if scheduler is not None]
 
     def step(self, inputs: Any, target: Any) -> Tensor:
-        """Take one step; a pass that a meta-step will look at again is the tuner's, any other one as fast as it can."""
+        """Take one step: with the tuner's pass if a meta-step will evaluate it again, else with the fastest pass."""
         if self.tuner.is_meta_step() or isinstance(self._pass, EagerPass):
             self.tuner.optimizer.zero_grad()
             with forward_context(self._model, self._precision):
@@ -109,11 +109,11 @@ class TunedStepper(Stepper):
         return loss
 
     def rate(self) -> float:
-        """Return the rate in force."""
+        """Return the current rate."""
         return float(self.tuner.optimizer.param_groups[0]["lr"])
 
     def telemetry(self) -> dict[str, float]:
-        """Return the terms of Q at the last meta-step and what the rule says of itself."""
+        """Return the terms of Q at the last meta-step and the rule's own values."""
         if not len(self.tuner.history):
             return {}
         scalars = self.tuner.history[-1].scalars()
@@ -128,7 +128,7 @@ class TunedStepper(Stepper):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take them back."""
+        """Load them."""
         self.tuner.load_state_dict(state["tuner"])
         for scheduler, saved in zip(self._schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(saved)
@@ -142,13 +142,13 @@ def _share(hyper: Mapping[str, Any]) -> float | None:
 
 
 def _total_steps(hyper: Mapping[str, Any], budget: Budget) -> int | None:
-    """Return how long the tuner is told that the run is, and refuse settings with which it cannot be told."""
+    """Return the ``total_steps`` of the tuner, and raise an error for settings that contradict it."""
     given = hyper["total_steps"]
     if given is None:
         return None
     if given != "auto" and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
         raise UserError(
-            f"total_steps was {given!r}: it must be auto for the length of the run, a whole number from 1 on, or none."
+            f"total_steps was {given!r}: it must be auto (the length of the run), a number of at least 1, or none."
         )
     if hyper["fsd_batch"] == "same":
         raise UserError(
@@ -157,14 +157,14 @@ def _total_steps(hyper: Mapping[str, Any], budget: Budget) -> int | None:
         )
     if hyper.get("preset") == "paper":
         raise UserError(
-            f"preset=paper stands for the paper's settings, and total_steps={given} is not one of them: "
+            f"preset=paper means the paper's settings, and total_steps={given} is not one of them: "
             "--set total_steps=none as well."
         )
     return budget.steps if given == "auto" else given
 
 
 def described(usual: MetaOptimizer) -> dict[str, Any]:
-    """Describe a meta-optimizer of the library, RMSprop or Adam, by the hyperparameters that stand for it.
+    """Describe a meta-optimizer of the library, RMSprop or Adam, by its hyperparameters.
 
     Example:
         >>> from apo.rules.learning_rate import META_OPTIMIZER

@@ -14,7 +14,7 @@ def greedy(model: Transformer, source: Tensor, begin: int, end: int, max_length:
     """Translate by taking the most likely word at each place.
 
     Args:
-        model: In evaluation mode, or dropout takes part.
+        model: In evaluation mode, or dropout is applied.
         source: Words ``[batch, source length]``.
         begin: Index of the begin mark.
         end: Index of the end mark.
@@ -71,7 +71,7 @@ def beam_search(
     source = source.repeat_interleave(width, 0)
     memory = model.encode(source)
     words = torch.full((batch * width, 1), begin, dtype=torch.long, device=device)
-    # All hypotheses of a sentence are equal at first: let only one of them count.
+    # All hypotheses of a sentence are equal at first, so only one of them counts.
     scores = torch.full((batch, width), -torch.inf, device=device)
     scores[:, 0] = 0.0
     lengths = torch.zeros(batch, width, device=device)
@@ -94,7 +94,7 @@ def beam_search(
 
 
 def _gains(logits: Tensor, finished: Tensor, padding: int) -> Tensor:
-    """Return the log-probability of each next word; a finished hypothesis goes on with padding, at no cost."""
+    """Return the log-probability of each next word; a finished hypothesis continues with padding, at no cost."""
     logits = logits.clone()
     logits[..., padding] = -torch.inf
     gains = logits.log_softmax(-1)

@@ -39,7 +39,7 @@ class Rosenbrock(nn.Module):
         self.point = nn.Parameter(torch.tensor(list(start), dtype=dtype))
 
     def forward(self, inputs: Tensor | None = None) -> Tensor:
-        """Return the residuals ``[1, 2]``; the inputs, of a stream of empty batches, are not looked at."""
+        """Return the residuals ``[1, 2]``; the inputs, empty batches, are ignored."""
         x, y = self.point
         return torch.stack([1 - x, 10 * (y - x**2)]).unsqueeze(0)
 

@@ -1,8 +1,8 @@
 """The encoder-decoder Transformer of the translation experiment (Vaswani et al., 2017).
 
-Every projection is an ``nn.Linear`` of its own, so that methods with one block of curvature a layer see each of them.
-Sentences are padded at the end. The decoder's self-attention is causal, so a real word never looks at padding and only
-the source needs a mask.
+Every projection is a separate ``nn.Linear``, so that methods with one block of curvature per layer see each of them.
+Sentences are padded at the end. The decoder's self-attention is causal, so a real word never attends to padding and
+only the source needs a mask.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Transformer(nn.Module):
         self.scale = math.sqrt(dimension)
         self.target_embedding = _embedding(vocabulary, dimension, padding)
         self.source_embedding = self.target_embedding if share == "all" else _embedding(vocabulary, dimension, padding)
-        # One matrix in two roles: the output layer then has no weight of its own.
+        # One matrix in two roles: the output layer has no separate weight.
         self.output = nn.Linear(dimension, vocabulary, bias=False) if share == "none" else None
         self.dropout = nn.Dropout(dropout)
         options = (dimension, feed_forward, heads, dropout, norm_first)
@@ -110,7 +110,9 @@ class Transformer(nn.Module):
     def _embed(self, words: Tensor, embedding: nn.Embedding) -> Tensor:
         positions: Tensor = self.positions  # type: ignore[assignment]
         if words.shape[1] > len(positions):
-            raise ValueError(f"max_length is {len(positions)}, but a sentence has {words.shape[1]} words: raise it")
+            raise ValueError(
+                f"max_length must be at least the length of a sentence, {words.shape[1]}, got {len(positions)}"
+            )
         vectors = embedding(words)
         return self.dropout(vectors * self.scale + positions[: words.shape[1]].to(vectors.dtype))
 

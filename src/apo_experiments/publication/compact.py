@@ -47,7 +47,7 @@ def write(record: Record, folder: Path) -> Path:
     step = 1
     while len(text := lines(content(record, step)).encode()) > LIMIT and step < len(record.rows):
         step *= 2
-    write_atomically(path, text)
+    write_atomically(path, text, "--to")
     return path
 
 

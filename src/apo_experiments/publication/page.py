@@ -51,11 +51,11 @@ def publish_page(results: Path, docs: Path) -> list[Path]:
         drawable = [record for row in own if not row.settings for record in row.records if record.rows]
         path = docs / ASSETS / f"{recipe.name}-{scale}.png"
         if drawable:
-            write_atomically(path, figures.png(figures.draw(recipe, drawable)))
+            write_atomically(path, figures.png(figures.draw(recipe, drawable)), "--docs")
             written.append(path)
     page = docs / "results.md"
-    write_atomically(page, updated(page.read_text(), found, results).encode())
-    write_atomically(docs / "results.json", results_json(found).encode())
+    write_atomically(page, updated(page.read_text(), found, results).encode(), "--docs")
+    write_atomically(docs / "results.json", results_json(found).encode(), "--docs")
     return [*written, page, docs / "results.json"]
 
 
@@ -169,7 +169,7 @@ def _origin(shown: Sequence[Row]) -> str:
 
 
 def _choices(shown: Sequence[Row]) -> str:
-    """Say which settings were chosen on validation data."""
+    """Return a sentence on the settings that were chosen on validation data."""
     parts = []
     for row in shown:
         origins = (record.header.get("chosen_by") for record in row.records)

@@ -112,7 +112,7 @@ def _ours(row: Row, first: bool) -> str:
 
 
 def _missing(found: Sequence[Section], recipes: Mapping[str, Recipe]) -> Iterator[str]:
-    """Say which recipes have no records, which lack methods, and which were run at a smaller scale only."""
+    """List which recipes have no records, which lack methods, and which were run at a smaller scale only."""
     measured = {recipe.name for recipe, _, _ in found}
     absent: dict[str, list[Recipe]] = {}
     for recipe in recipes.values():

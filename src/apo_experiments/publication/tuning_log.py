@@ -66,7 +66,7 @@ def log_tuning(recipe: Recipe, scale: str, records: Sequence[Record], folder: Pa
     path = folder / recipe.name / scale / _NAME
     known = {line["run"]: line for line in read_tuning(folder, recipe.name, scale)}
     merged = sorted({**known, **new}.values(), key=lambda line: (line["method"], line["epochs"], line["run"]))
-    write_atomically(path, "".join(json.dumps(line) + "\n" for line in merged).encode())
+    write_atomically(path, "".join(json.dumps(line) + "\n" for line in merged).encode(), "--to")
     return path
 
 

@@ -6,7 +6,7 @@
 - ``ablation-lambdas``: AlexNet with APO-Precond is robust over ranges of both weights.
 - ``ablation-initial-rate``: rates that start six orders of magnitude apart become the same, and so do the losses. With
   the library's warm start that is true by construction; ``--set warm_start=false`` shows it without.
-- ``ablation-interval-rate``, ``ablation-interval-precond``: meta-steps every 10 to 100 steps perform alike.
+- ``ablation-interval-rate``, ``ablation-interval-precond``: meta-steps every 10 to 100 steps perform equally well.
 
 The paper trains ResNet-32 (rates; 400 epochs) and AlexNet (preconditioner; 200 epochs) on CIFAR-10.
 

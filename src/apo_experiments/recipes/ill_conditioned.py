@@ -6,9 +6,9 @@ APO-Precond is comparable with them and ends below KFAC. The paper does not give
 
 What was found does not show that; the results page has the figures. Every method had its grid (SGDm 9 points, Adam 5,
 Shampoo 9, KFAC 36, APO-Precond 24) on seed 0 at full length, the best three ran with three seeds, and the best
-geometric mean counts. Single seeds of one method lie up to four orders of magnitude apart. APO-Precond needs a short
+geometric mean counts. Seeds of one method differ by up to four orders of magnitude. APO-Precond needs a short
 memory of the meta-optimizer: at beta2 = 0.999 it was still at 5e-5 after 3,000 steps. With singular values evenly
-spaced on a linear scale, which was tried too, nearly all methods fell to 1e-20, and nothing could be told apart.
+spaced on a linear scale, which was tried too, nearly all methods fell to 1e-20 and could not be distinguished.
 
 Scales: smoke 20 steps, cpu 3,000 steps (a minute or two), paper 10,000 steps and three seeds.
 """

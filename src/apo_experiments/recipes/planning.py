@@ -1,4 +1,4 @@
-"""From a recipe to the runs that make it."""
+"""From a recipe to its runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def plan(
 ) -> list[RunConfig]:
     """Return all runs of a recipe at a scale, each with complete options and hyperparameters.
 
-    What comes later overrules what comes before: defaults, the entry's values, the scale's (for options: the scale's,
+    Later values override earlier ones: defaults, the entry's values, the scale's (for options: the scale's,
     the entry's), ``overrides``. The task and the method of a network in 16 bits must agree on it, so a task's option
     ``precision`` is the method's as well.
 
@@ -45,7 +45,7 @@ def plan(
         The runs, entry by entry.
 
     Raises:
-        UserError: The scale, a label, a key or a value makes no sense; one sentence says what would.
+        UserError: The scale, a label, a key or a value is invalid; the message says what is valid.
 
     Example:
         >>> from apo_experiments.recipes import RECIPES
@@ -95,7 +95,7 @@ def _hyper_keys(recipe: Recipe, entry: Entry) -> set[str]:
 
 
 def _check_keys(recipe: Recipe, entries: Sequence[Entry], changes: Mapping[str, Any]) -> None:
-    """Refuse a key that neither the task nor any of the methods has."""
+    """Raise an error for a key that neither the task nor any of the methods has."""
     hyper = set().union(*(_hyper_keys(recipe, entry) for entry in entries)) if entries else set()
     known = {"epochs", *recipe.defaults, *hyper}
     for key in changes:
@@ -106,7 +106,7 @@ def _check_keys(recipe: Recipe, entries: Sequence[Entry], changes: Mapping[str, 
 
 
 def _check_finite(changes: Mapping[str, Any]) -> None:
-    """Refuse infinity and NaN, which no setting takes and few check."""
+    """Raise an error for infinity and NaN, which no setting accepts and few check."""
     for key, value in changes.items():
         for part in value.split(",") if isinstance(value, str) else [value]:
             with suppress(TypeError, ValueError):  # no number
@@ -139,5 +139,5 @@ def _epochs(value: Any) -> int:
     except (TypeError, ValueError):
         epochs = 0
     if epochs < 1 or str(value).strip() != str(epochs):
-        raise UserError(f"epochs was {value!r}: it must be a whole number from 1 on.")
+        raise UserError(f"epochs was {value!r}: it must be a whole number of at least 1.")
     return epochs

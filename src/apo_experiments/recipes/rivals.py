@@ -1,4 +1,4 @@
-"""APO-Precond beside today's rivals. These recipes are not in the paper.
+"""APO-Precond and newer competitors. These recipes are not in the paper.
 
 EKFAC, SOAP, PSGD with Kronecker factors, Muon, Schedule-Free and Prodigy on three of the paper's tasks, with the
 paper's length and seeds; their grids are ours: five rates around each package's own default.

@@ -5,11 +5,10 @@ does so dramatically.
 
 What was found, after 2,000 steps in float64 with one meta-step a step: SGD at 0.0022, the best of 23 fixed rates,
 1.4e-3 (0.0024 diverges); APO on the rate 3e-4; APO on the full matrix below 1e-29. The matrix is robust with RMSprop
-(meta-rates 0.01 to 0.1) if it starts at 1e-3; from 3e-3, 32 of 40 settings diverged. The rate is not robust:
-of 306 settings 129 diverged, the library's defaults among them, and some 45 ended below SGD. They lie together, at
-meta-rates of 0.4 to 1 with beta2 = 0.9 and WSD weights of 3 to 100; those here are from their middle.
-A greedy rate falls where the gradient turns across the valley and rises where it points along
-it, so that the meta-optimizer has to be fast.
+(meta-rates 0.01 to 0.1) if it starts at 1e-3; from 3e-3, 32 of 40 settings diverged. The rate is not robust: of 306
+settings 129 diverged, the library's defaults among them, and some 45 ended below SGD. They cluster at meta-rates of 0.4
+to 1 with beta2 = 0.9 and WSD weights of 3 to 100; those here are from their middle. A greedy rate falls where the
+gradient turns across the valley and rises where it points along it, so that the meta-optimizer has to be fast.
 
 Scales: smoke 100 steps, cpu and paper 2,000 steps; seconds.
 """

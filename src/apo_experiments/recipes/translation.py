@@ -6,7 +6,7 @@ dropout 0.3, weight decay 1e-4; embeddings get a diagonal block, and Adam warms 
 
 The paper's data are IWSLT'14 (``--set corpus=iwslt14``, where the files are given); by default Multi30k, whose BLEU
 cannot be compared with the paper's, so that the paper's figures stand beside the recipe ``translation-iwslt14``.
-AdamW's epsilon of 1e-1 in the paper's appendix is taken for a misprint: 1e-8 here.
+AdamW's epsilon of 1e-1 in the paper's appendix is probably a misprint; we use 1e-8.
 
 Scales: smoke translates a toy language, in seconds; cpu trains a small network on 4,000 captions, in minutes; paper is
 the paper's own network, hours on one GPU.

@@ -29,5 +29,5 @@ def write(path: Path, root: Path, scale: str | None = None) -> int:
 
     records = find(root, scale=scale)
     sections = [section(recipe, records) for recipe in RECIPES.values()]
-    write_atomically(path, page(sections).encode())
+    write_atomically(path, page(sections).encode(), "--out")
     return sum(bool(part.parts) for part in sections)

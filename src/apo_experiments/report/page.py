@@ -78,7 +78,7 @@ def _section(section: Section) -> str:
         body = "".join(_part(section, part) for part in section.parts)
     else:
         commands = escape("\n".join(section.commands()))
-        body = f'<div class="todo">Not run yet. To run it, give one of these commands:<pre>{commands}</pre></div>'
+        body = f'<div class="todo">Not run yet. To run it, run one of these commands:<pre>{commands}</pre></div>'
     return f"""<section id="{escape(recipe.name)}">
 <h2>{escape(recipe.title or recipe.name)}</h2>
 <p class="origin">{escape(recipe.name)} · {escape(recipe.paper)}</p>

@@ -27,10 +27,10 @@ class Part:
         scale: The scale.
         records: Its runs.
         results: One for each entry.
-        findings: Sentences on who is in front and what falls short.
+        findings: Sentences on which method is best and what falls short.
         figure: The figure as SVG, or None if there is nothing to draw.
         others: How many runs with other settings (sweeps, ``--set``) are left out.
-        grids: How many points a sweep has tried, by label, where the best of them stands for an entry.
+        grids: How many points a sweep has tried, by label, if the best of them represents an entry.
         sweeps: The commands that tried them.
     """
 
@@ -99,9 +99,9 @@ class Section:
 
 
 def section(recipe: Recipe, records: Sequence[Record]) -> Section:
-    """Gather what there is on a recipe.
+    """Collect the results of a recipe.
 
-    The smoke scale only shows that a recipe runs, so it is left out where there is a larger one.
+    The smoke scale only shows that a recipe runs, so it is left out if there is a larger one.
 
     Args:
         recipe: The recipe.
@@ -130,7 +130,7 @@ def _part(recipe: Recipe, scale: str, own: Sequence[Record]) -> Part:
 
 
 def _swept(grids: Mapping[str, int]) -> list[str]:
-    """Say that the figures of some entries are the best of many, which a single run's are not."""
+    """Return a note for each entry whose value is the best of many runs."""
     return [f"{label} was swept: shown is the best of {points} points of the grid." for label, points in grids.items()]
 
 
@@ -153,7 +153,7 @@ def _commands(recipe: Recipe, scale: str, records: Sequence[Record]) -> list[str
 
 
 def _changes(usual: RunConfig, config: RunConfig) -> list[str]:
-    """Return the options that make a run out of what the recipe plans today, as far as it knows the settings."""
+    """Return the options that turn the recipe's current plan into this run, for settings that it still has."""
     known, own = ({**run.hyper, **run.options} for run in (usual, config))
     # As JSON: a record has lists where a plan has tuples.
     differing = [key for key in known if key in own and _text(known[key]) != _text(own[key])]

@@ -35,27 +35,27 @@ def run(
     deadline: float | None = None,
     patience: float = 120.0,
 ) -> list[dict[str, Any]]:
-    """Try all points of the grids of a recipe's entries, and return what came of them.
+    """Try all points of the grids of a recipe's entries, and return their results.
 
-    A point is one trial of an Optuna study. Points that are finished are not repeated, those that were interrupted
-    go on from their checkpoints, and the same call on other machines, with the same storage, shares the work.
+    A point is one trial of an Optuna study. Finished points are not repeated, interrupted ones resume from their
+    checkpoints, and the same call on other machines, with the same storage, shares the work.
 
     Args:
         recipe: The recipe.
         labels: Labels of entries with a grid; all of those by default.
         scale: The scale of the runs.
         storage: URL of the database, such as ``postgresql://user@host/name``; by default an SQLite file among the runs.
-        trials: Try so many points of each grid, spread over all of it, instead of the whole grid.
+        trials: Try this many points of each grid, spread over all of it, instead of the whole grid.
         seeds: How many runs judge a point, by their mean.
         root: The folder of all runs.
         data_dir: The folder of the data sets.
-        device: Where runs take place.
-        listener: Hears of the runs.
+        device: Where to train.
+        listener: Receives the progress of the runs.
         jobs: How many processes work here.
         overrides: Options of the task, hyperparameters or ``epochs`` that are set for all points; a key that is set is
             not searched.
         grid: Values to try instead of the recipe's, by key.
-        deadline: When to stop, as from ``time.time()``.
+        deadline: When to stop, as a value of ``time.time()``.
         patience: Seconds without a heartbeat after which a worker on another machine counts as dead.
 
     Returns:
@@ -64,8 +64,8 @@ def run(
         finite), ``seeds`` and ``outcome``: ``"finished"``, ``"diverged"`` or ``"failed"``.
 
     Raises:
-        UserError: The sweep cannot be carried out; the message says what to do.
-        KeyboardInterrupt: It was interrupted, or time is up; the same call goes on with it.
+        UserError: The sweep cannot be run; the message says what to do.
+        KeyboardInterrupt: It was interrupted, or time is up; the same call resumes it.
 
     Example:
         >>> import tempfile
@@ -95,7 +95,7 @@ def run(
         dict(grid or {}),
         deadline,
     )
-    books = ledgers(order, recipe)  # before any process is started: what is wrong shows at once
+    books = ledgers(order, recipe)  # before any process is started, so that errors show at once
     if jobs == 1:
         work(order, books, listener)
     else:
@@ -140,19 +140,19 @@ def best(
         ...     best(RECIPES["rosenbrock"], "SGD", "smoke", root=Path(folder))
         Traceback (most recent call last):
         ...
-        apo_experiments.errors.UserError: no point of SGD in rosenbrock has been tried at scale smoke: give `apo sweep
+        apo_experiments.errors.UserError: no point of SGD in rosenbrock has been tried at scale smoke: run `apo sweep
         rosenbrock --scale smoke --method SGD` first.
     """
     url = address(storage, Path(root))
     (search,) = searches(recipe, [label], scale, seeds=seeds, overrides=overrides)
     rows = []
-    if has_study(url, search.name):  # asked first: a question must not leave an empty study behind
+    if has_study(url, search.name):  # checked first, because opening would create an empty study
         book = Ledger(search, open_database(url))
         with reachable(url):
             rows = [row for row in book.rows() if row["outcome"] == "finished"]
     if not rows:
         raise UserError(
-            f"no point of {label} in {recipe.name} has been tried at scale {scale}: give `apo sweep {recipe.name} "
+            f"no point of {label} in {recipe.name} has been tried at scale {scale}: run `apo sweep {recipe.name} "
             f"--scale {scale} --method {label}` first."
         )
     return rows[0]

@@ -1,4 +1,4 @@
-"""Opening the database that holds the studies, and saying in one sentence why it cannot be opened."""
+"""The database of the studies, with one sentence on why it cannot be opened."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def import_optuna() -> ModuleType:
         raise UserError(
             "Sweeps need the package optuna, which is not installed: pip install 'apo-optim[experiments]'."
         ) from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)  # the sweep has a display of its own
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # the sweep has its own display
     return optuna
 
 
@@ -70,7 +70,7 @@ def address(storage: str | None, root: Path) -> str:
 
 
 def open_database(url: str) -> RDBStorage:
-    """Connect to a database, and make its tables if need be.
+    """Connect to a database, and create its tables if necessary.
 
     Args:
         url: As from :func:`address`.
@@ -97,10 +97,10 @@ def open_database(url: str) -> RDBStorage:
             ) from None
         except ArgumentError as error:
             raise UserError(
-                f"the storage {_shown(url)} is not understood ({error}): write it as postgresql://user@host/name."
+                f"the storage {_shown(url)} is not a valid URL ({error}): write it as postgresql://user@host/name."
             ) from error
         except (SQLAlchemyError, RuntimeError) as error:
-            # Workers that start at the same moment on an empty database get into each other's way here.
+            # Workers that start at the same time on an empty database conflict here.
             if attempt == _ATTEMPTS or not _is_a_race(error):
                 raise UserError(
                     f"the storage {_shown(url)} cannot be opened ({_reason(error)}): check the address, and that it "
@@ -111,7 +111,7 @@ def open_database(url: str) -> RDBStorage:
 
 
 def has_study(url: str, name: str) -> bool:
-    """Tell whether a database has a study of this name. Unlike :func:`open_database` it creates nothing, not a file.
+    """Return whether a database has a study of this name. Unlike :func:`open_database` it creates nothing.
 
     Args:
         url: As from :func:`address`.
@@ -143,7 +143,7 @@ def has_study(url: str, name: str) -> bool:
 
 @contextmanager
 def reachable(url: str) -> Iterator[None]:
-    """Turn a database that fails in the middle of a sweep into one sentence.
+    """Turn an error of the database during a sweep into one sentence.
 
     Raises:
         UserError: It failed.
@@ -155,7 +155,7 @@ def reachable(url: str) -> Iterator[None]:
         Traceback (most recent call last):
         ...
         apo_experiments.errors.UserError: the storage postgresql://me:***@host/apo has failed (the connection was
-        lost): when it is back, the same command goes on.
+        lost): when it is back, run the same command to resume.
     """
     optuna = import_optuna()
     from sqlalchemy.exc import SQLAlchemyError
@@ -164,7 +164,7 @@ def reachable(url: str) -> Iterator[None]:
         yield
     except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
         raise UserError(
-            f"the storage {_shown(url)} has failed ({_reason(error)}): when it is back, the same command goes on."
+            f"the storage {_shown(url)} has failed ({_reason(error)}): when it is back, run the same command to resume."
         ) from error
 
 
@@ -201,7 +201,7 @@ def _is_a_race(error: Exception) -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the first line of what the database itself said."""
+    """Return the first line of the database's own message."""
     while error.__cause__ is not None:
         error = error.__cause__
     original = getattr(error, "orig", None) or error

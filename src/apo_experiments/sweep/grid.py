@@ -1,4 +1,4 @@
-"""What a sweep tries: the points of an entry's grid, coarse to fine, each with the runs that judge it."""
+"""The points of an entry's grid, coarse to fine, each with the runs that judge it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Point:
 
     Attributes:
         hyper: Its coordinates: one value for each key of the grid.
-        configs: The runs that judge it, one for each seed.
+        configs: The runs that judge it, one per seed.
 
     Example:
         >>> str(Point({"lr": 0.1, "damping": 0.01}, ()))
@@ -59,7 +59,7 @@ class Search:
 
     @property
     def name(self) -> str:
-        """The name of the study: the same for the same runs, and for them alone."""
+        """The name of the study, the same for the same runs only."""
         content = [
             self.recipe.metric,
             self.recipe.goal,
@@ -82,9 +82,9 @@ def searches(
     overrides: Mapping[str, Any] | None = None,
     grid: Mapping[str, Sequence[Any]] | None = None,
 ) -> list[Search]:
-    """Return what there is to search.
+    """Return the grids to search.
 
-    Where the task can hold out a part of the training data for validation, it does.
+    If the task can hold out a part of the training data for validation, it does.
 
     Args:
         recipe: The recipe.
@@ -122,7 +122,7 @@ def searches(
         axes = {key: _distinct(values) for key, values in entry.grid.items() if key not in fixed}
         points, read = [], {}
         for hyper in coarse_to_fine(axes):
-            # All entries together, since a key that is set need be known to one of them only.
+            # All entries together, since it is enough if one of them has a key that is set.
             runs = plan(recipe, scale, [entry.label for entry in entries], seeds, {**fixed, **hyper})
             mine = [replace(config, device=device) for config in runs if config.label == entry.label]
             points.append(Point(_as_planned(hyper, mine[0]), tuple(mine)))
@@ -133,9 +133,9 @@ def searches(
 
 
 def coarse_to_fine(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Return all points of a grid: its centre first, then ever finer halvings of all axes together.
+    """Return all points of a grid: its centre first, then finer and finer halvings of all axes together.
 
-    So the first few points of a long grid, such as a budget allows, are spread over all of it.
+    So the first few points of a large grid are spread over all of it.
 
     Args:
         axes: The values of each key, in ascending or descending order.
@@ -160,7 +160,7 @@ def coarse_to_fine(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def holds_out(recipe: Recipe) -> bool:
-    """Tell whether sweeps of a recipe hold out a part of the training data to judge by.
+    """Return whether sweeps of a recipe hold out a part of the training data.
 
     Example:
         >>> holds_out(Recipe("r", "", "", None, {"validation": False}, (), {}, (), metric="train_loss", goal="min"))
@@ -203,7 +203,7 @@ def worst(recipe: Recipe) -> float:
 def _entries(recipe: Recipe, labels: Sequence[str] | None) -> list[Entry]:
     searchable = {entry.label: entry for entry in recipe.entries if entry.grid}
     if not searchable:
-        raise UserError(f"{recipe.name} has no grids to sweep: `apo run {recipe.name}` runs it as it is.")
+        raise UserError(f"{recipe.name} has no grids to sweep: use `apo run {recipe.name}`.")
     wanted = {label.lower() for label in labels or searchable}
     for label in labels or ():
         if label.lower() not in {entry.label.lower() for entry in recipe.entries}:
@@ -235,7 +235,7 @@ def _regridded(recipe: Recipe, labels: Sequence[str] | None, grid: Mapping[str, 
 def _hyper_keys(entry: Entry) -> set[str]:
     from apo_experiments.methods import METHODS
 
-    # Where nothing is trained there is no method, but the recipe names its hyperparameters.
+    # If nothing is trained there is no method, but the recipe names its hyperparameters.
     return set(METHODS[entry.method].defaults if entry.method in METHODS else entry.hyper)
 
 
@@ -254,7 +254,7 @@ def _distinct(values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _depths(length: int) -> list[int]:
-    """Return for each place in a list how often the list has to be halved until the place is in the middle."""
+    """Return for each position in a list how often the list has to be halved until it is in the middle."""
     if length == 0:
         return []
     middle = length // 2

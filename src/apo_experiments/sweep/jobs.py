@@ -21,16 +21,16 @@ __all__ = ["work_in_processes"]
 
 
 def work_in_processes(order: Order, jobs: int, listener: Listener) -> None:
-    """Carry out an order with several workers.
+    """Process an order with several workers.
 
     Args:
         order: The order.
         jobs: How many processes.
-        listener: Hears of each run when it ends: rows of several runs at a time would be a jumble.
+        listener: Is told about each run when it ends, because rows of several runs would be mixed up.
 
     Raises:
-        UserError: A worker met something that the user can mend, or all of them died.
-        KeyboardInterrupt: It was interrupted, or time is up; the same order goes on.
+        UserError: A worker met something that the user can fix, or all of them died.
+        KeyboardInterrupt: It was interrupted, or time is up; the same order resumes it.
     """
     processes: list[BaseProcess] = []
     connections: list[Connection] = []
@@ -41,7 +41,7 @@ def work_in_processes(order: Order, jobs: int, listener: Listener) -> None:
                 connections.append(connection)
                 processes.append(process)
             errors = _follow(connections, processes, listener, interruption)
-        except BaseException:  # a second Ctrl-C, for one, does not wait for the step at hand
+        except BaseException:  # for example a second Ctrl-C, which does not wait for the current step
             workers.ask_to_stop(processes)
             raise
         finally:
@@ -56,15 +56,15 @@ def work_in_processes(order: Order, jobs: int, listener: Listener) -> None:
         raise TimeIsUp
     if all(codes):
         raise UserError(
-            f"all {jobs} worker processes have died (exit codes {', '.join(map(str, codes))}): the same command goes "
-            "on; if memory was short, with fewer --jobs."
+            f"all {jobs} worker processes have died (exit codes {', '.join(map(str, codes))}): run the same "
+            "command to resume, with fewer --jobs if memory was short."
         )
 
 
 def _follow(
     connections: list[Connection], processes: list[BaseProcess], listener: Listener, interruption: Interruption
 ) -> list[str]:
-    """Pass on what the workers say until all have ended, and return what the user has to mend."""
+    """Forward messages of the workers until all have ended, and return what the user has to fix."""
     errors: list[str] = []
     asked = False
     while connections:
@@ -79,7 +79,7 @@ def _follow(
 
 
 def _hear(connection: Connection, listener: Listener, errors: list[str]) -> bool:
-    """Pass on what a worker says, and return False once it has ended."""
+    """Forward one message of a worker, and return False once it has ended."""
     try:
         kind, content = connection.recv()
     except (EOFError, OSError):
@@ -97,7 +97,7 @@ def _hear(connection: Connection, listener: Listener, errors: list[str]) -> bool
 
 
 def _worker_process(order: Order, connection: Connection) -> None:
-    """Be one of the processes."""
+    """Run as one of the processes."""
     from apo_experiments.recipes import RECIPES
 
     workers.become_worker()
@@ -115,7 +115,7 @@ def _worker_process(order: Order, connection: Connection) -> None:
 
 @final
 class _Relay:
-    """A listener that tells the parent process."""
+    """A listener that forwards to the parent process."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection

@@ -1,9 +1,9 @@
-"""The ledger of a search: who tries which point of the grid, and what came of it.
+"""The ledger of a search: which worker tries which point of the grid, and the results.
 
 It is an Optuna study. A trial is a claim on a point, and claims need no lock: the database numbers the trials of a
-study one after the other, and of several claims on one point the one with the lowest number stands. Whoever has made
-a claim looks for older ones and withdraws if there is one that has not failed. So a point is never tried twice at a
-time, and never again once it is finished; and a point whose trials have all failed is free to be claimed anew.
+study consecutively, and of several claims on one point the one with the lowest number wins. A worker that has made a
+claim looks for older ones and withdraws if one of them has not failed. So a point is never tried twice at the same
+time, and never again once it is finished. A point whose trials have all failed can be claimed again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Claim", "Ledger"]
 
-#: What Optuna raises on a change to a finished trial; the subclass of its own came after version 4.0.
+#: What Optuna raises on a change to a finished trial; it has a separate subclass since version 4.0.
 _FINISHED = RuntimeError
 
 
@@ -52,7 +52,7 @@ class Ledger:
     Args:
         search: The search.
         storage: The database.
-        trials: How many points count, from the first on; all by default.
+        trials: How many points count, starting with the first; all by default.
 
     Example:
         >>> from apo_experiments.recipe import Recipe
@@ -102,28 +102,28 @@ class Ledger:
         self._storage.set_trial_user_attr(claim.trial_id, "beat", count)
 
     def finish(self, claim: Claim, value: float, metric: str) -> bool:
-        """Enter the result; infinite if a run diverged.
+        """Record the result; infinite if a run diverged.
 
         Returns:
-            Whether it counts: False if others took the worker for dead and gave the point away.
+            Whether it counts: False if the worker was considered dead and the point was given to another.
         """
         with suppress(_FINISHED):
             self._storage.set_trial_user_attr(claim.trial_id, "metric", metric)
         return self._close(claim.trial_id, self._states.COMPLETE, [value])
 
     def fail(self, claim: Claim, error: str | None = None) -> bool:
-        """Give a claim up, because of an error or of an interruption; the point is free again."""
+        """Withdraw a claim after an error or an interruption; the point is free again."""
         if error is not None:
             with suppress(_FINISHED):
                 self._storage.set_trial_user_attr(claim.trial_id, "error", error)
         return self._close(claim.trial_id, self._states.FAIL)
 
     def fail_the_dead(self, folder: Path, silences: Silences) -> list[int]:
-        """Free the points of workers that are no more, and return their indices.
+        """Free the points of dead workers, and return their indices.
 
         Args:
             folder: Where this machine's workers keep their lock files.
-            silences: What this worker remembers of the heartbeats.
+            silences: What this worker has seen of the heartbeats.
         """
         freed = []
         for index, trial in self._standing(self._trials()).items():
@@ -203,5 +203,5 @@ class Ledger:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as Optuna can store it."""
+    """Convert a value to what Optuna can store."""
     return value if value is None or isinstance(value, (bool, int, float, str)) else json.dumps(value, default=str)

@@ -1,9 +1,9 @@
-"""How workers know of each other's death.
+"""How workers detect that another worker has died.
 
-Every worker holds a lock of the kernel (``flock``) on a file of its own while it lives. A worker on the same machine
-that finds the lock free knows at once that its owner is gone, however it went. Workers on other machines cannot know:
-for them every trial has a heartbeat, a number in the database that its worker counts up. A trial whose number has
-stood still for long enough has lost its worker. Nobody compares clocks, so those of the machines may differ.
+Every worker holds a kernel lock (``flock``) on its own file while it runs. If another worker on the same machine finds
+the lock free, the owner is dead. Workers on other machines cannot see the lock. For them every trial has a heartbeat, a
+number in the database that its worker increments; a trial whose number has not changed for long enough has lost its
+worker. No clocks are compared, so those of the machines may differ.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from apo_experiments.files import explained
 
 try:
     import fcntl
-except ImportError:  # Windows has no flock: there, heartbeats alone decide
+except ImportError:  # Windows has no flock: there only heartbeats decide
     fcntl = None
 
 __all__ = ["Silences", "beating", "is_gone", "present", "remove_card"]
@@ -30,13 +30,13 @@ __all__ = ["Silences", "beating", "is_gone", "present", "remove_card"]
 
 @contextmanager
 def present(folder: Path) -> Iterator[dict[str, Any]]:
-    """Be a worker for a while.
+    """Register this process as a worker.
 
     Args:
         folder: Where the workers' lock files are.
 
     Yields:
-        The worker's card: what others need to find out whether it still lives.
+        The worker's card: what others need to find out whether it is alive.
 
     Raises:
         UserError: The folder cannot be written.
@@ -62,16 +62,16 @@ def present(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def is_gone(card: Mapping[str, Any], folder: Path) -> bool:
-    """Tell whether a worker is dead for sure.
+    """Return whether a worker is certainly dead.
 
-    False is no proof of life: the worker may be on another machine, keep its lock file elsewhere, or have a file
-    system without locks.
+    False does not prove that it is alive: the worker may be on another machine, keep its lock file elsewhere, or have a
+    file system without locks.
 
     Args:
         card: The card of the worker.
         folder: Where the workers' lock files are.
     """
-    # Locks on a network file system may be known to one machine only, so nothing is concluded about another.
+    # Locks on a network file system may be visible to one machine only, so they say nothing about other machines.
     if card.get("machine") != _machine() or not card.get("locked"):
         return False
     try:
@@ -85,7 +85,7 @@ def is_gone(card: Mapping[str, Any], folder: Path) -> bool:
 
 
 def remove_card(card: Mapping[str, Any], folder: Path) -> None:
-    """Delete what a dead worker has left behind."""
+    """Delete the files of a dead worker."""
     with suppress(OSError):
         (folder / card["name"]).unlink(missing_ok=True)
 
@@ -111,7 +111,7 @@ def beating(beat: Callable[[int], None], seconds: float) -> Iterator[None]:
         count = 0
         while not over.wait(seconds):
             count += 1
-            # A database that is out of reach for a moment is no reason to stop, nor anything to bother the user with.
+            # A database that is briefly unavailable is no reason to stop or to warn the user.
             with suppress(Exception):
                 beat(count)
 
@@ -126,10 +126,10 @@ def beating(beat: Callable[[int], None], seconds: float) -> Iterator[None]:
 
 @final
 class Silences:
-    """For how long hearts have stood still, by the watch of whoever looks.
+    """How long heartbeats have not changed, by the clock of this process.
 
     Args:
-        patience: How many seconds of silence mean death.
+        patience: Seconds without a change after which a worker counts as dead.
 
     Example:
         >>> silences = Silences(patience=60)
@@ -144,7 +144,7 @@ class Silences:
         self._last: dict[int, tuple[int, float]] = {}
 
     def too_long(self, key: int, beat: int, now: float | None = None) -> bool:
-        """Look at one heart; the first look only starts the watch."""
+        """Check one heartbeat; the first check only starts the clock."""
         now = time.monotonic() if now is None else now
         last_beat, since = self._last.get(key, (None, now))
         if last_beat != beat:

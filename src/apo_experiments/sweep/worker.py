@@ -1,4 +1,4 @@
-"""One worker: claims points, trains their runs and enters the results, until there is nothing left to do."""
+"""One worker: claims points, trains their runs and records the results, until nothing is left to do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Order", "ledgers", "work"]
 
 @dataclass(frozen=True)
 class Order:
-    """What a worker is asked to do: plain data, so that it can be sent to another process.
+    """The task of a worker: plain data, so that it can be sent to another process.
 
     Attributes:
         recipe: Name of the recipe.
@@ -39,7 +39,7 @@ class Order:
         overrides: What is set for all points.
         patience: Seconds without a heartbeat after which a worker elsewhere counts as dead.
         grid: Other values than the recipe's for some keys.
-        deadline: When to stop, as from ``time.time()``.
+        deadline: When to stop, as a value of ``time.time()``.
     """
 
     recipe: str
@@ -83,19 +83,19 @@ def ledgers(order: Order, recipe: Recipe) -> list[Ledger]:
 
 
 def work(order: Order, books: Sequence[Ledger], listener: Listener) -> None:
-    """Carry out an order, together with whoever else does.
+    """Process an order, together with other workers.
 
-    It ends when every point has a result, whoever got it. A point whose run fails with an error is tried once by this
-    worker, and by others, and by the next one.
+    It ends when every point has a result, from any worker. A point whose run fails with an error is tried once by each
+    worker.
 
     Args:
         order: The order.
         books: Its ledgers.
-        listener: Hears of the runs.
+        listener: Receives the progress of the runs.
 
     Raises:
-        UserError: Something is missing that the user can mend.
-        KeyboardInterrupt: It was interrupted, or time is up; the same order goes on.
+        UserError: Something is missing that the user can fix.
+        KeyboardInterrupt: It was interrupted, or time is up; the same order resumes it.
     """
     silences = Silences(order.patience)
     failed: dict[str, set[int]] = {book.search.name: set() for book in books}
@@ -125,7 +125,7 @@ def work(order: Order, books: Sequence[Ledger], listener: Listener) -> None:
 
 
 def _carry_out(order: Order, book: Ledger, claim: Claim, listener: Listener) -> bool:
-    """Try one point, and return whether that came to an end."""
+    """Try one point, and return whether that finished."""
     title = f"{book.search.label}, {claim.point}"
     listener.message(f"{title}: point {claim.index + 1} of {len(book.points)}")
     try:
@@ -141,9 +141,7 @@ def _carry_out(order: Order, book: Ledger, claim: Claim, listener: Listener) -> 
         book.fail(claim)
         raise
     if not book.finish(claim, result, metric):
-        listener.message(
-            f"{title}: given to another worker, since this one was not heard of for {order.patience:.0f} s"
-        )
+        listener.message(f"{title}: given to another worker, since this one was silent for {order.patience:.0f} s")
     return True
 
 
@@ -159,7 +157,7 @@ def _judge(order: Order, recipe: Recipe, point: Point, listener: Listener) -> tu
         as_trial(record, config.directory(order.root))
         metric = judging_metric(recipe, record)
         final = value(record, metric)
-        if final is None:  # it diverged: no other seed can make up for that
+        if final is None:  # it diverged, so the other seeds do not matter
             return worst(recipe), metric
         values.append(final)
     return math.fsum(values) / len(values), metric

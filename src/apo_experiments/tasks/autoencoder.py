@@ -2,7 +2,7 @@ r"""The deep autoencoder on MNIST (section 5.2.2, appendix B.3; Martens and Gros
 
 The objective is the binary cross-entropy of a picture - summed over its pixels, as in the set-up that the paper
 follows, so that it is the likelihood of independent Bernoulli variables - plus :math:`\frac{\lambda}{2}\|\theta\|^2`.
-The penalty is a part of the loss function and not of the optimizers, so that all of them minimise the same thing.
+The penalty is part of the loss function, not of the optimizers, so that all of them minimise the same objective.
 """
 
 from __future__ import annotations

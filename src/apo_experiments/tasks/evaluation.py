@@ -1,4 +1,4 @@
-"""What evaluations have in common."""
+"""Helpers that evaluations share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CHUNK = 8192
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a network into evaluation mode, without gradients; afterwards every module is in the mode it was in.
+    """Put a network into evaluation mode, without gradients, and restore the mode of every module afterwards.
 
     Example:
         >>> model = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(2).eval())
@@ -51,11 +51,11 @@ def mean_over(
         measures: From outputs and targets of some examples to the means of one or several measures, ``[measures]``.
         inputs: ``[N, ...]``.
         targets: ``[N, ...]``.
-        prepare: What happens to inputs before the network sees them.
+        prepare: Applied to inputs before the network.
         chunk: How many examples at a time.
 
     Returns:
-        The mean of each measure over all N examples. Only here the host waits for the device.
+        The mean of each measure over all N examples; the host waits for the device once.
 
     Example:
         >>> errors = lambda output, target: (output - target).abs().mean().reshape(1)

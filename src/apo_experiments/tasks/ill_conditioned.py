@@ -1,6 +1,6 @@
 r"""Badly conditioned regression with a two-layer linear network (section 5.2.1; Rahimi and Recht, 2017).
 
-Targets are :math:`t = A x` with standard normal x, the network is :math:`W_2 W_1 x` and the objective
+Targets are :math:`y = A x` with standard normal x, the network is :math:`W_2 W_1 x` and the objective
 
 .. math:: J(W_1, W_2) = E_x \|A x - W_2 W_1 x\|^2 = \|A - W_2 W_1\|_F^2 .
 
@@ -73,14 +73,14 @@ def _matrix(outputs: int, inputs: int, condition_number: float, seed: int) -> Te
         torch.linalg.qr(torch.randn(size, rank, generator=generator, dtype=torch.float64)).Q
         for size in (outputs, inputs)
     )
-    # Exponents, because a condition number of 1e10 leaves no digits to a subtraction.
+    # Exponents, because with a condition number of 1e10 a subtraction would lose all digits.
     exponents = torch.linspace(0, 1, rank, dtype=torch.float64)
     return (left * condition_number**-exponents) @ right.T
 
 
 @final
 class _NormalInputs(EpochBatches):
-    """New standard normal inputs for ever, with their targets."""
+    """An endless stream of standard normal inputs, with their targets."""
 
     def __init__(self, matrix: Tensor, batch_size: int, steps_per_epoch: int, seed: int) -> None:
         super().__init__(steps_per_epoch, seed, matrix.device)

@@ -79,7 +79,7 @@ def images(options: Mapping[str, Any], setting: Setting) -> Problem:
             are held out.
 
     Raises:
-        UserError: The files are missing or damaged, or an option is none of its choices.
+        UserError: The files are missing or damaged, or an option has an unknown value.
 
     Example:
         >>> options = DEFAULTS | {"data": "generated", "model": "lenet", "train_images": 256, "validation": True}
@@ -112,7 +112,7 @@ def images(options: Mapping[str, Any], setting: Setting) -> Problem:
 
 
 class _Judge:
-    """Measures accuracy and loss on images that lie on the device."""
+    """Measures accuracy and loss on images on the device."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class _Judge:
     ) -> None:
         self._judged = {part: (pictures.to(device), labels.to(device)) for part, (pictures, labels) in judged.items()}
         self._normalize, self._device, self._precision = normalize, device, precision
-        self._chunk = 5000 if device.type == "cuda" else 1000  # caches are small, a GPU's memory is not
+        self._chunk = 5000 if device.type == "cuda" else 1000  # a CPU's caches are small
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
         found = {}

@@ -11,7 +11,7 @@ from apo_experiments.errors import UserError
 
 __all__ = ["SixteenBit", "in_precision", "number_type"]
 
-#: Automatic mixed precision leaves the network as it is: it is the business of the training step.
+#: Automatic mixed precision does not change the network; the training step applies it.
 _NUMBER_TYPES = {
     "float32": torch.float32,
     "bf16-autocast": torch.float32,

@@ -26,7 +26,7 @@ def rosenbrock(options: Mapping[str, Any], setting: Setting) -> Problem:
 
     Args:
         options: See :data:`DEFAULTS`.
-        setting: Only the device matters: there is nothing random.
+        setting: Only the device matters, because nothing is random.
 
     Example:
         >>> problem = rosenbrock(DEFAULTS, Setting(0, torch.device("cpu"), None))
@@ -50,7 +50,7 @@ def _place(model: nn.Module) -> dict[str, float]:
 
 @final
 class _NoData(Batches):
-    """A stream of batches that nobody looks at."""
+    """A stream of empty batches."""
 
     def __init__(self, steps_per_epoch: int, device: torch.device) -> None:
         self.steps_per_epoch = steps_per_epoch

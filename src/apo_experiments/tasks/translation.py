@@ -66,7 +66,7 @@ def translation(options: Mapping[str, Any], setting: Setting) -> Problem:
         >>> sorted(problem.evaluate(problem.model))
         ['bleu', 'valid_accuracy', 'valid_loss']
     """
-    _sacrebleu()  # not after an hour
+    _sacrebleu()  # fails now rather than after an hour
     corpus = _corpus(options, setting)
     vocabulary = build_vocabulary(corpus.train, options["vocabulary"])
     sizes = {name: options[name] for name in ("layers", "dimension", "feed_forward", "heads", "dropout")}
@@ -82,7 +82,7 @@ def translation(options: Mapping[str, Any], setting: Setting) -> Problem:
 
 @final
 class NextWord(nn.Module):
-    """A Transformer as a classifier of the next word: all places of a batch are examples of their own.
+    """A Transformer as a classifier of the next word: every position in a batch is an example.
 
     Args:
         transformer: The network.
@@ -129,7 +129,7 @@ class _Judge:
         self, valid: TextBatches, test: Sequence[text.Pair], vocabulary: Vocabulary, beam: int, device: torch.device
     ) -> None:
         self._valid, self._vocabulary, self._beam, self._device = valid.in_order(), vocabulary, int(beam), device
-        # Sentences of one length together: less padding, and a batch ends when its longest does.
+        # Sentences of similar length together: less padding, and decoding ends with the longest.
         pairs = sorted(test, key=lambda pair: len(pair[0]))
         self._sources = [vocabulary.encode(source) for source, _ in pairs]
         self._references = [target for _, target in pairs]
@@ -160,7 +160,7 @@ class _Judge:
                 torch.tensor(padded, device=self._device),
                 self._vocabulary.bos,
                 self._vocabulary.eos,
-                max_length=min(2 * longest + 10, 500),  # the network has 512 places
+                max_length=min(2 * longest + 10, 500),  # the network has 512 positions
                 width=self._beam,
             )
             translations += [self._vocabulary.decode(pieces) for pieces in found.tolist()]

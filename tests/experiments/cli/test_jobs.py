@@ -65,4 +65,4 @@ def test_all_runs_stop_with_a_checkpoint(how):
     code, _, err = finish(process)
     assert code == (130 if how == "signal" else 3), err
     assert "0 of 2 runs are finished" in err and "Continue with: apo run little-mlp" in err
-    assert err.count("the same command goes on from here") == len(list(Path("runs").rglob("checkpoint.pt"))) > 0
+    assert err.count("run the same command to resume") == len(list(Path("runs").rglob("checkpoint.pt"))) > 0

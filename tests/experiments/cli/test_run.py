@@ -186,7 +186,7 @@ def test_interruption_leaves_a_run_that_the_printed_command_continues(apo, monke
     assert stopped.code == 130
     assert "Continue with: apo run little-mlp --scale smoke --runs 'a folder'" in stopped.err
     resumed = apo(*words)
-    assert resumed.code == 0 and "going on from step 4" in resumed.err
+    assert resumed.code == 0 and "resuming from step 4" in resumed.err
     assert resumed.out == whole.out
 
 

@@ -51,5 +51,5 @@ def test_normalization_equals_its_definition() -> None:
 
 
 def test_a_deviation_of_zero_is_refused() -> None:
-    with pytest.raises(ValueError, match="std is"):
+    with pytest.raises(ValueError, match="std must be positive, got"):
         Normalization([0.5], [0.0])

@@ -192,7 +192,7 @@ def test_split_holds_out_without_overlap_or_loss() -> None:
         assert rows[tuple(image)] == label
     assert torch.equal(images.split(made, 20, seed=1).test_labels, held.test_labels)
     assert not torch.equal(images.split(made, 20, seed=2).test_images, held.test_images)
-    with pytest.raises(ValueError, match="validation is 50"):
+    with pytest.raises(ValueError, match="validation must be from 1 to 49, got 50"):
         images.split(made, 50)
 
 

@@ -101,5 +101,5 @@ def test_the_generated_language_is_a_function_of_the_source() -> None:
     assert len(meaning) == len(set(meaning.values())) == 12
     sources = [source for source, _ in made.train + made.valid + made.test]
     assert len(set(sources)) == 240, "a sentence is in two splits"
-    with pytest.raises(ValueError, match="words is 1"):
+    with pytest.raises(ValueError, match=r"words must be .*, got 1"):
         text.generated(words=1)

@@ -69,7 +69,7 @@ def test_a_vocabulary_smaller_than_the_alphabet_is_refused() -> None:
     pytest.importorskip("sentencepiece")
     with pytest.raises(UserError, match="No vocabulary of 10 pieces"):
         vocabulary.build(PAIRS, 10)
-    with pytest.raises(ValueError, match="pairs is empty"):
+    with pytest.raises(ValueError, match="pairs must hold the training text"):
         vocabulary.build([], 10)
 
 

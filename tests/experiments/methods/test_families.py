@@ -195,7 +195,7 @@ def test_the_tuner_is_told_how_long_the_run_is(given, told):
 
 @pytest.mark.parametrize("wrong", ["rising", "0", "1.5", "true"])
 def test_a_length_that_is_no_number_of_steps_is_refused(wrong):
-    with pytest.raises(UserError, match=r"total_steps was .*: it must be auto for the length of the run"):
+    with pytest.raises(UserError, match=r"total_steps was .*: it must be auto \(the length of the run\)"):
         build("sgdm-apo", classification(), {"total_steps": wrong})
 
 

@@ -182,7 +182,7 @@ def test_best_returns_what_the_sweep_found(tmp_path):
     rows = run(tmp_path)
     assert sweep.best(tiny.recipe(), "Descent", "smoke", root=tmp_path) == rows[0]
     assert rows[0]["hyper"] == {"lr": 1.0}
-    with pytest.raises(UserError, match="give `apo sweep parabola --scale smoke --method Other` first"):
+    with pytest.raises(UserError, match="run `apo sweep parabola --scale smoke --method Other` first"):
         sweep.best(tiny.recipe(), "Other", "smoke", root=tmp_path)
 
 
@@ -210,11 +210,11 @@ def test_values_that_are_no_numbers_can_be_searched(tmp_path, registries):
     [
         ({"labels": ["Descend"]}, "has no method 'Descend': choose one of Descent, Other, Fixed."),
         ({"labels": ["Fixed"]}, "Fixed has no grid in parabola: choose one of Descent, Other."),
-        ({"recipe": tiny.recipe(entries=())}, "has no grids to sweep: `apo run parabola`"),
+        ({"recipe": tiny.recipe(entries=())}, "has no grids to sweep: use `apo run parabola`"),
         ({"recipe": tiny.recipe(scales={})}, "has no scale 'smoke'"),
         ({"jobs": 0}, "jobs was 0: it must be at least 1."),
         ({"storage": "studies.db"}, "must be a URL such as"),
-        ({"storage": "oracel://me@host/name"}, "is not understood"),
+        ({"storage": "oracel://me@host/name"}, "is not a valid URL"),
         ({"storage": "postgresql://me:secret@127.0.0.1:1/name"}, r"me:\*\*\*@127.0.0.1:1/name cannot be opened"),
     ],
 )

@@ -128,7 +128,7 @@ def test_a_run_on_a_disk_that_fills_up_is_told_in_one_sentence_and_goes_on_later
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "runs").write_text("a file")
-    with pytest.raises(UserError, match=r"cannot be written \(.*\): mend that or choose another folder with --runs"):
+    with pytest.raises(UserError, match=r"cannot be written \(.*\): fix that or choose another place with --runs"):
         train(tiny.config(), root=tmp_path / "runs")
 
 

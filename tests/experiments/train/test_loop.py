@@ -282,7 +282,7 @@ def test_a_wrong_run_is_refused_in_one_sentence_and_leaves_nothing(changes, sent
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_missing_gpu_is_named(tmp_path):
-    with pytest.raises(UserError, match="'cuda' was asked for, but torch finds no CUDA here"):
+    with pytest.raises(UserError, match="'cuda' is not available, since torch finds no CUDA"):
         train(tiny.config(device="cuda"), root=tmp_path)
 
 

@@ -78,7 +78,7 @@ def test_a_resumed_run_is_bit_for_bit_the_uninterrupted_one(method, stop, save_a
     resumed = train(config, root=tmp_path, listener=notes)
     assert_same(whole, resumed)
     saved = [step for step in save_at if step <= stop]
-    assert notes.messages == ([f"going on from step {saved[-1]} of 20"] if saved else [])
+    assert notes.messages == ([f"resuming from step {saved[-1]} of 20"] if saved else [])
     assert [path.name for path in config.directory(tmp_path).iterdir()] == [records.NAME]
 
 
@@ -107,11 +107,11 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(number, tmp_path
         patch.setattr(Training, "advance", signalled)
         with pytest.raises(KeyboardInterrupt):
             train(config, root=tmp_path, listener=notes)
-    assert notes.messages == ["stopped after step 7 of 20; the same command goes on from here"]
+    assert notes.messages == ["stopped after step 7 of 20; run the same command to resume"]
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
     notes = Notes()
     assert_same(whole, train(config, root=tmp_path, listener=notes))
-    assert notes.messages == ["going on from step 7 of 20"]
+    assert notes.messages == ["resuming from step 7 of 20"]
 
 
 def test_a_second_signal_does_not_wait_for_the_step(tmp_path, monkeypatch):
@@ -166,14 +166,14 @@ def test_lost_rows_make_the_run_start_anew(tmp_path):
     path.write_bytes(path.read_bytes()[:-5])
     resumed = train(config, root=tmp_path, listener=notes)
     assert_same(whole, resumed)
-    assert "has lost rows, so the run starts anew" in notes.messages[0]
+    assert "has lost rows, so the run starts again" in notes.messages[0]
 
 
 def test_a_damaged_checkpoint_is_named_in_one_sentence(tmp_path):
     config = interrupted("sgdm", tmp_path, 13, (12,))
     path = config.directory(tmp_path) / "checkpoint.pt"
     path.write_bytes(path.read_bytes()[:500])
-    with pytest.raises(UserError, match=r"checkpoint\.pt is damaged \(.*\): delete it, and the same command"):
+    with pytest.raises(UserError, match=r"checkpoint\.pt is damaged \(.*\): delete it, and run the same command"):
         train(config, root=tmp_path)
     path.unlink()
     assert train(config, root=tmp_path).finished
@@ -213,7 +213,7 @@ def test_a_run_from_another_kind_of_device_goes_on_and_says_so(tmp_path):
     path = config.directory(tmp_path) / "checkpoint.pt"
     torch.save(torch.load(path, weights_only=True) | {"device": "cuda"}, path)
     assert train(config, root=tmp_path, listener=notes).finished
-    assert notes.messages[-1] == "the run began on cuda: on cpu it goes on, but not bit for bit"
+    assert notes.messages[-1] == "the run started on cuda; on cpu it continues, but not bit for bit"
 
 
 def worker(*arguments):

@@ -1,4 +1,4 @@
-"""A deadline ends a run between two steps, and the same call goes on as if nothing had been."""
+"""A deadline ends a run between two steps, and the same call resumes it as if nothing had happened."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The product P g and its pull-back: layer by layer, with similar layers bundled, or replayed as a CUDA graph."""
+"""Three ways to compute P g and its pull-back: layer by layer, similar layers together, or as a CUDA graph."""

@@ -1,12 +1,12 @@
 """The product P g for similar layers together: few launches, even in a network of many layers.
 
-A network has many layers of few shapes, and a product with the factors of one is small for an accelerator: the time
-goes into starting operations. Blocks of one shape are therefore *stacked*: their factors become slices of one tensor
-``[layers, n, n]``, their gradients are stacked as well, and one batched product serves all. Diagonal blocks act on each
-number by itself, so those of any shapes are concatenated to one long vector.
+A network has many layers of few shapes. The products for one layer are small for an accelerator, so launches take most
+of the time. Blocks of one shape are therefore *stacked*: their factors become slices of one tensor ``[layers, n, n]``,
+their gradients are stacked too, and one batched product computes all of them. Diagonal blocks act elementwise, so they
+are concatenated to one long vector whatever their shapes.
 
-The factors of a layer's own block stay the same tensor objects: only their memory moves, into the joint tensor. A
-meta-optimizer or a checkpoint that holds a factor sees and changes the same numbers as before.
+The factors of each layer's block stay the same tensor objects; only their memory moves, into the joint tensor. A
+meta-optimizer that holds a factor still reads and writes the right numbers.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from apo.torch_internals import foreach_add, foreach_div, foreach_mul, foreach_n
 
 __all__ = ["Bundle", "Bundled", "Chain", "LookAhead", "Single", "Stack", "bundle_layers", "raw_gradients"]
 
-# The most numbers in the gradients of a bundle. Beyond it a product is large enough by itself, and joining more layers
-# would only cost memory for what lies between the products.
+# The most elements in the gradients of a bundle. Larger products are efficient on their own, and joining more layers
+# would only cost memory for intermediate results.
 _LARGEST = 2**24
 
 
 class LookAhead(NamedTuple):
-    """What a pull-back needs: the joint gradient of each bundle, and the factors on the products."""
+    """What a pull-back needs: the joint gradient of each bundle, and the rates on the products."""
 
     gradients: list[tuple[Bundle, Tensor]]
     rates: Rates
@@ -87,7 +87,7 @@ class Bundled(Direction):
         """Drop the gradients."""
         self._look_ahead = LookAhead([], {})
 
-    # --- the same as functions of given tensors, which is what a CUDA graph records ---
+    # --- the same as functions of given tensors, for a CUDA graph to record ---
 
     def multiplied(
         self, groups: Groups, raw: Mapping[Tensor, Tensor], look_ahead: bool = False
@@ -102,13 +102,13 @@ class Bundled(Direction):
             if joint is None:
                 continue
             if look_ahead:
-                # What a single layer gathers may share memory with .grad, which the next backward pass overwrites.
+                # The gathered tensor of a single layer may share memory with .grad, which the next backward overwrites.
                 joint = joint.clone() if isinstance(bundle, Single) else joint
                 kept.append((bundle, joint))
             found |= zip(bundle.params, bundle.scatter(bundle.block.apply(joint)), strict=True)
         if look_ahead:
             rates = {p: -rate for p, rate in rates.items()}
-        # Only parameters with a gradient move; a bundle's product has values for the others as well.
+        # Only parameters with a gradient move, but a bundle's product has values for the others too.
         return _scaled({p: found[p] for p in gradients}, rates), LookAhead(kept, rates)
 
     def pulled_back(self, look_ahead: LookAhead, cotangents: Mapping[Tensor, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -125,7 +125,7 @@ class Bundled(Direction):
         return found
 
     def _current_bundles(self) -> list[Bundle]:
-        """Return the bundles; where a user has exchanged a factor, its layers one by one."""
+        """Return the bundles; if the user has replaced a factor, the layers of its bundle separately."""
         current: list[Bundle] = []
         for bundle in self._bundles:
             current += [bundle] if bundle.is_current() else [Single(layer) for layer in bundle.layers]
@@ -144,7 +144,7 @@ def _decayed(groups: Groups, raw: Mapping[Tensor, Tensor]) -> dict[Tensor, Tenso
     for group in groups:
         params = [p for p in group["params"] if p in raw]
         if params and group["weight_decay"] and not group["decoupled_weight_decay"]:
-            gradients = [laid_out_like(raw[p], p) for p in params]  # one pair of other strides would cost a launch each
+            gradients = [laid_out_like(raw[p], p) for p in params]  # see layout.py
             gradients = foreach_add(gradients, params, alpha=group["weight_decay"])
             found |= zip(params, gradients, strict=True)
     return found
@@ -185,12 +185,12 @@ class Bundle(ABC):
             parts = {key: self.split(joint) for key, joint in block.factors.items()}
             for index, layer in enumerate(self.layers):
                 memory = {key: slices[index] for key, slices in parts.items()}
-                # Addresses are enough to notice an exchange, since the joint block keeps its memory alive.
+                # Addresses are enough to notice a replaced factor, since the joint block keeps its memory alive.
                 layer.block.move_factors(memory)
                 self._memory.append((layer.block, {key: part.data_ptr() for key, part in memory.items()}))
 
     def is_current(self) -> bool:
-        """Return whether the layers' factors still lie in the joint ones: a user may have exchanged them."""
+        """Return whether the layers' factors are still slices of the joint ones: the user may have replaced them."""
         for block, memory in self._memory:
             for key, place in memory.items():
                 if key not in block.factors or block.factors[key].data_ptr() != place:
@@ -198,10 +198,9 @@ class Bundle(ABC):
         return True
 
     def gather(self, tensors: Mapping[Tensor, Tensor]) -> Tensor | None:
-        """Join the tensors of the parameters, as the joint block takes them; missing ones count as zeros.
+        """Join the tensors of the parameters for the joint block; None if all are missing, zeros for some.
 
-        Returns:
-            The joint tensor, or None if all are missing. It may share memory with its sources.
+        The result may share memory with its sources.
         """
         present = [tensors[p] for p in self.params if p in tensors]
         if not present:
@@ -216,7 +215,7 @@ class Bundle(ABC):
 
     @abstractmethod
     def split(self, joint: Tensor) -> Sequence[Tensor]:
-        """Split a tensor of the shape of a factor of the joint block: one tensor for each layer."""
+        """Split a tensor shaped like a factor of the joint block: one tensor for each layer."""
 
     @abstractmethod
     def mean_eigenvalues(self) -> Tensor:
@@ -228,7 +227,7 @@ class Bundle(ABC):
 
 @final
 class Single(Bundle):
-    """One layer alone; its block is the joint one."""
+    """A single layer, whose own block is the joint one."""
 
     def __init__(self, layer: Layer) -> None:
         super().__init__([layer], layer.block)
@@ -278,7 +277,7 @@ class Stack(Bundle):
 
 @final
 class Chain(Bundle):
-    """Layers of one parameter with diagonal blocks, one after the other in a vector."""
+    """Layers of one parameter with diagonal blocks, concatenated to a vector."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self._shapes = [layer.block.shape for layer in layers]
@@ -286,11 +285,11 @@ class Chain(Bundle):
         super().__init__(layers, DiagonalBlock.concatenated([layer.block for layer in layers]))
 
     def scatter(self, joint: Tensor) -> list[Tensor]:
-        """Cut the vector."""
+        """Split the vector."""
         return [laid_out_like(piece, p) for piece, p in zip(self.split(joint), self.params, strict=True)]
 
     def split(self, joint: Tensor) -> Sequence[Tensor]:
-        """Cut the vector."""
+        """Split the vector."""
         pieces = zip(joint.split(self._sizes), self._shapes, strict=True)
         return [piece if len(shape) == 1 else piece.view(shape) for piece, shape in pieces]
 
@@ -304,20 +303,17 @@ class Chain(Bundle):
 
 
 def bundle_layers(layers: Iterable[Layer]) -> list[Bundle]:
-    """Join as many layers as belong together, and leave the others by themselves.
+    """Join similar layers, and leave the others single; each layer is in one bundle.
 
     Args:
-        layers: The plan. The factors of its blocks move in memory; they keep their values, and stay the same objects.
-
-    Returns:
-        Bundles that have each layer once.
+        layers: The plan. The factors of its blocks move in memory; they keep their values and stay the same objects.
     """
     alike: dict[tuple, list[Layer]] = {}
     for layer in layers:
         alike.setdefault(_kind(layer), []).append(layer)
     bundles: list[Bundle] = []
     for members in alike.values():
-        # Divide layers so that no bundle but a single layer is too large.
+        # No bundle of several layers may have more than _LARGEST elements.
         chunks, size = [[members[0]]], prod(members[0].block.shape)
         for layer in members[1:]:
             size += prod(layer.block.shape)
@@ -334,7 +330,7 @@ def _kind(layer: Layer) -> tuple:
     """Return what layers must have in common to be joined."""
     block, factor = layer.block, next(iter(layer.block.factors.values()))
     place = (type(block), factor.dtype, factor.device, block.matmul)
-    # Memory without elements has no address, and a stack of meta tensors would be memory for nothing.
+    # An empty tensor has no address, and stacking meta tensors would allocate memory for nothing.
     if prod(block.shape) == 0 or factor.is_meta:
         return (layer.name,)
     if isinstance(block, DiagonalBlock) and len(layer.params) == 1:

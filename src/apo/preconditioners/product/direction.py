@@ -1,4 +1,4 @@
-"""The product P g from the gradients that the parameters have, and its pull-back to the factors."""
+"""The interface of the product P g and of its pull-back to the factors."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["Direction"]
 
 
 class Direction(ABC):
-    """P g for all parameters; the optimizer chooses the fastest way.
+    """P g for all parameters, in one of three ways with the same result.
 
-    There are three ways with the same result: ``LayerByLayer`` is the obvious one, and the one where processes share
-    the work; ``Bundled`` computes similar layers together; ``Replayed`` does that as a CUDA graph.
+    ``LayerByLayer`` is the simplest, and can distribute the work among processes. ``Bundled`` computes similar layers
+    together. ``Replayed`` does the same in a CUDA graph. The optimizer chooses the fastest that applies.
     """
 
     @abstractmethod
@@ -29,21 +29,21 @@ class Direction(ABC):
 
     @abstractmethod
     def displacements(self, groups: Groups) -> dict[Tensor, Tensor]:
-        """Return -P g likewise, and remember what :meth:`pull_back` needs."""
+        """Return -P g in the same way, and remember what :meth:`pull_back` needs."""
 
     @abstractmethod
     def pull_back(self, cotangents: Mapping[Tensor, Tensor]) -> dict[str, dict[str, Tensor]]:
-        r"""Return the gradient of :math:`\sum_i \langle c_i, \Delta_i \rangle`, by layer and factor.
+        r"""Return the gradient of :math:`\sum_i \langle h_i, \Delta_i \rangle`, by layer and factor.
 
-        :math:`\Delta` are the last :meth:`displacements`. Layers that took no part may be left out.
+        :math:`\Delta_i` are the last :meth:`displacements`. Layers without gradients may be left out.
 
         Args:
-            cotangents: For each parameter of the displacements.
+            cotangents: :math:`h_i` for each parameter of the displacements.
         """
 
     @abstractmethod
     def mean_eigenvalues(self) -> dict[str, Tensor]:
-        """Return the mean eigenvalue of each layer's block, as 0-dimensional tensors by the layer's name."""
+        """Return the mean eigenvalue of each layer's block, as 0-dimensional tensors by layer name."""
 
     @abstractmethod
     def forget(self) -> None:

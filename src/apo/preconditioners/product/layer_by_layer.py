@@ -1,4 +1,4 @@
-"""The product P g one layer after the other: the obvious way, and the one that processes can share."""
+"""The product P g one layer at a time: the simplest way, and the one that processes can share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["LayerByLayer"]
 
 @final
 class LayerByLayer(Direction):
-    """Multiplies the gradient of each layer by its block; with many processes, by the block's owner.
+    """Multiplies the gradient of each layer by its block; with several processes, on the block's owner.
 
     Args:
         layers: The plan.
@@ -54,15 +54,15 @@ class LayerByLayer(Direction):
         """Pull back the blocks that this process keeps."""
         found = {}
         for layer in self._layers:
-            # A parameter without gradient does not move, so nothing depends on what P says about it. All processes
-            # put the shards of a cotangent together, for the one of them that needs it.
+            # A parameter without gradient does not move, so its cotangent is zero. All processes have to assemble the
+            # shards of a cotangent, although only the owner needs it.
             parts = [self._rates[p] * whole(cotangents[p]) if p in cotangents else None for p in layer.params]
             if layer.name in self._gradients:
                 found[layer.name] = layer.block.pull_back(self._gradients[layer.name], layer.view.gather(parts))
         return found
 
     def mean_eigenvalues(self) -> dict[str, Tensor]:
-        """Return the mean eigenvalues; where blocks are distributed, all processes have to ask at once."""
+        """Return the mean eigenvalues; if the blocks are distributed, all processes have to call this."""
         if self._ownership.size == 1:
             return {layer.name: layer.block.summary()["mean_eigenvalue"] for layer in self._layers}
         values = torch.zeros(len(self._layers), device=self._layers[0].params[0].device)
@@ -96,7 +96,7 @@ class LayerByLayer(Direction):
                 if self._ownership.is_mine(layer):
                     self._gradients[layer.name] = gradient
             under_way.append((layer, *self._ownership.start(layer, gradient)))
-            # Owners of several blocks compute at the same time, while the results of earlier ones travel.
+            # Owners of different blocks compute at the same time, while earlier results are being sent.
             if len(under_way) == self._ownership.at_once:
                 found |= _finished(*under_way.popleft(), rates)
         while under_way:
@@ -105,7 +105,7 @@ class LayerByLayer(Direction):
 
 
 def _finished(layer: Layer, product: Tensor, work: Any, rates: Rates) -> dict[Tensor, Tensor]:
-    """Wait for the product of one layer and return each parameter's share of it."""
+    """Wait for the product of one layer and return its part for each parameter."""
     if work is not None:
         work.wait()
     parts = zip(layer.params, layer.view.scatter(product), strict=True)

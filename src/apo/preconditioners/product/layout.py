@@ -1,8 +1,8 @@
-"""Where the numbers of a tensor lie in memory.
+"""Strides: how the numbers of a tensor are laid out in memory.
 
-torch's ``foreach`` operations take one launch for a whole list of tensors, but only if partners in the lists have the
-same strides; a single pair with different strides costs one launch for every tensor. Directions therefore get the
-strides of their parameters.
+torch's ``foreach`` operations take one launch for a whole list of tensors, but only if paired tensors have the same
+strides; a single pair with different strides costs one launch per tensor. Directions therefore get the strides of their
+parameters.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["laid_out_like", "stacked"]
 
 
 def stacked(tensors: Sequence[Tensor]) -> Tensor:
-    """Put tensors of one shape on top of each other: ``torch.stack``, in one launch for any order of dimensions.
+    """Stack tensors of one shape like ``torch.stack``, but in one launch for any order of dimensions.
 
     Example:
         >>> image = torch.zeros(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
@@ -35,8 +35,8 @@ def laid_out_like(tensor: Tensor, pattern: Tensor) -> Tensor:
     """Return a tensor whose last dimensions have the strides of ``pattern``; a copy only if needed.
 
     Args:
-        tensor: Of the shape of ``pattern``, perhaps with dimensions in front.
-        pattern: Where the strides come from. If it has gaps or overlaps, the result is contiguous.
+        tensor: Of the shape of ``pattern``, or with additional leading dimensions.
+        pattern: The tensor with the strides to copy. If it has gaps or overlaps, the result is contiguous.
 
     Example:
         >>> image = torch.zeros(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
@@ -55,8 +55,8 @@ def laid_out_like(tensor: Tensor, pattern: Tensor) -> Tensor:
 
 @lru_cache(maxsize=4096)
 def _memory_order(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the dimensions from the slowest to the fastest; None if memory has gaps or is used twice."""
-    # A dimension of length one may have any stride; it counts as the fastest, where it disturbs nothing.
+    """Return the dimensions from the largest stride to the smallest; None if memory has gaps or overlaps."""
+    # A dimension of length one may have any stride; sorted last, it does no harm.
     order = sorted(range(len(shape)), key=lambda dim: -stride[dim] if shape[dim] > 1 else 0)
     expected = 1
     for dim in reversed(order):

@@ -1,7 +1,7 @@
 """The product P g as a CUDA graph: one launch instead of dozens.
 
-A training step of a usual network keeps a GPU waiting for launches, so what the preconditioner adds is not its
-arithmetic but its launches. The arithmetic is the same at every step; it is recorded once and replayed.
+In a typical training step the GPU waits for launches, so the preconditioner's cost is its launches, not its arithmetic.
+The operations are the same at every step, so they are recorded once and replayed.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from apo.vectors import assign_, copies
 
 __all__ = ["Replayed", "pays"]
 
-#: Steps of one kind before they are recorded: libraries choose their algorithms in the first ones.
+#: Eager steps before recording, because libraries choose their algorithms in the first ones.
 _WARM_UP = 3
-#: Weights of the largest network for which it pays: a larger one does not wait for launches, and a graph keeps its
+#: The largest number of weights for which a graph pays: larger networks do not wait for launches, and a graph keeps its
 #: intermediate results in memory.
 _LARGEST = 2**26
 
 
 def pays(layers: Sequence[Layer]) -> bool:
-    """Return whether replaying is worth its memory: on one GPU, for a network that is not huge.
+    """Return whether replaying is worth its memory: on one GPU, for a network that is not too large.
 
     Example:
         >>> from apo.preconditioners import plan_layers
@@ -42,7 +42,7 @@ def pays(layers: Sequence[Layer]) -> bool:
 
 
 class _Graph:
-    """A function of tensors, recorded; its results lie in memory that the next call overwrites."""
+    """A recorded function of tensors; the next call overwrites its results."""
 
     def __init__(self, function: Callable[[list[Tensor]], Any], inputs: Iterable[Tensor]) -> None:
         self._inputs = copies(list(inputs))
@@ -58,11 +58,11 @@ class _Graph:
 
 @final
 class Replayed(Direction):
-    """Records what :class:`Bundled` does once steps look alike, and replays it as long as they do.
+    """Records what :class:`Bundled` does, and replays it as long as the steps stay the same.
 
-    Steps look alike if the same parameters have gradients, the options of their groups that enter P are the same and
-    no tensor has been exchanged. While they do not, and while another CUDA graph is being recorded, everything runs
-    eagerly. The gradients that :meth:`pull_back` returns are valid until its next call.
+    Steps are the same if the same parameters have gradients, the options of their groups that affect P are unchanged
+    and no tensor has been replaced. Otherwise, and while another CUDA graph is being recorded, everything runs eagerly.
+    The gradients that :meth:`pull_back` returns are valid until its next call.
 
     Args:
         layers: The plan, on one GPU.
@@ -75,10 +75,10 @@ class Replayed(Direction):
         self._kind: tuple | None = None
         self._seen = 0
         self._possible = True
-        self._kept: LookAhead | None = None  # by the last displacements, if they were replayed
+        self._kept: LookAhead | None = None  # of the last displacements, if they were replayed
 
     def directions(self, groups: Groups) -> dict[Tensor, Tensor]:
-        """Return P g, in memory of the graph."""
+        """Return P g, in the graph's memory."""
         raw = raw_gradients(groups)
         graph = self._product("directions", groups, raw, look_ahead=False)
         return self._plain.multiplied(groups, raw)[0] if graph is None else graph(raw.values())[0]
@@ -98,7 +98,7 @@ class Replayed(Direction):
         """Pull back through the last displacements."""
         if self._kept is None:
             return self._plain.pull_back(cotangents)
-        # A graph may be recorded of this: replayed displacements leave what they keep at the same addresses each time.
+        # This can be recorded because replayed displacements leave their results at the same addresses each time.
         kept, params = self._kept, list(cotangents)
 
         def pull(values: list[Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -115,7 +115,7 @@ class Replayed(Direction):
         return self._plain.mean_eigenvalues() if graph is None else graph()
 
     def forget(self) -> None:
-        """Drop what was remembered; a graph keeps its memory."""
+        """Drop what was remembered; the graphs keep their memory."""
         self._kept = None
         self._plain.forget()
 
@@ -123,7 +123,7 @@ class Replayed(Direction):
         """Return the recorded product, or None if it cannot be replayed at this step."""
         if not raw or not self._possible or torch.cuda.is_current_stream_capturing():
             return None
-        # A graph reads weights and factors where they lay when it was recorded, and knows rates as constants.
+        # A graph reads weights and factors at fixed addresses, and its rates are constants.
         options = [(g["initial_step"], g["weight_decay"], g["decoupled_weight_decay"]) for g in groups]
         places = [p.data_ptr() for p in raw]
         factors = [factor.data_ptr() for layer in self._layers for factor in layer.block.factors.values()]
@@ -142,7 +142,7 @@ class Replayed(Direction):
 
     def _graph(self, name: str, function: Callable, inputs: Iterable[Tensor]) -> _Graph | None:
         if name not in self._graphs and self._possible:
-            # What could not be recorded once will not be later: try no more.
+            # If recording fails once, do not try again.
             graph = recorded("the preconditioner", lambda: _Graph(function, inputs))
             if graph is None:
                 self._possible = False
