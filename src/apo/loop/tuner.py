@@ -34,6 +34,7 @@ from apo.discrepancy import Discrepancy
 from apo.distributed import whole
 from apo.errors import ApoWarning, ReplayError
 from apo.loop.hooks import Hooks
+from apo.loop.ownership import check_ownership
 from apo.passes.isolation import RandomState, devices_of
 from apo.passes.recording import Call, Recording, Slot, as_call, tree_map
 from apo.rules import as_rule
@@ -132,6 +133,7 @@ class Tuner:
         function = self._watchable(criterion)
         self.model = model
         self.rule = as_rule(optimizer)
+        check_ownership(self.rule.optimizer, model, criterion)
         self.interval = whole_number("interval", interval)
         self.objective = ProximalObjective(
             self.rule.fsd_weight if fsd_weight is None else fsd_weight,

@@ -32,7 +32,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from apo.rules.base import MetaOptimizerFactory, Proposal, Rule, Slope
-from apo.rules.linearity import check_linear_in_lr
+from apo.rules.linearity import check_linear_in_lr, measuring_rate
+from apo.rules.momentum_probe import momentum_of
 from apo.rules.param_groups import ScheduledGroup, base_rate
 from apo.rules.tail import coupled_decay, has_tail, tail_displacement
 from apo.rules.warm_start import find_turning_point
@@ -44,8 +45,6 @@ __all__ = ["LearningRate"]
 META_OPTIMIZER = functools.partial(torch.optim.Adam, lr=0.1, betas=(0.0, 0.99))
 #: The paper's, without bias correction.
 PAPER_META_OPTIMIZER = functools.partial(torch.optim.RMSprop, lr=0.1)
-#: A step at a small rate drowns in the rounding of the weights; one at this rate keeps its leading digits.
-_MEASURING_RATE = 2.0**14
 _LOOK_AHEADS = ("tail", "step")
 
 
@@ -59,7 +58,7 @@ class LearningRate(Rule):
         optimizer: Any torch optimizer whose step is linear in ``lr``. Its rates are where the search begins; with
             the warm start they hardly matter.
         per_group: Learn one rate for each param group instead of one for all.
-        look_ahead: ``"tail"`` or ``"step"`` (the paper's).
+        look_ahead: ``"tail"`` or ``"step"`` (the paper's); the same thing for an optimizer without momentum.
         over_relaxation: :math:`\sigma`.
         meta_optimizer: Builds the meta-optimizer from a list of tensors; RMSprop with bias correction at 0.1.
         max_change: Largest change of :math:`\log\eta` in one meta-step; None for no limit.
@@ -104,7 +103,8 @@ class LearningRate(Rule):
             check_linear_in_lr(optimizer)
         self.optimizer = optimizer
         self.per_group = per_group
-        self.look_ahead = look_ahead if has_tail(optimizer) else "step"
+        self._momentum = momentum_of(optimizer) if look_ahead == "tail" and not has_tail(optimizer) else None
+        self.look_ahead = look_ahead if has_tail(optimizer) or self._momentum else "step"
         self.over_relaxation = over_relaxation
         self.max_change = max_change
         self.bounds = bounds
@@ -115,6 +115,7 @@ class LearningRate(Rule):
         self._ratios: list[float] = []  # rate of each group relative to its phi
         self._first_rate = 1.0  # what the user gave the first group
         self._fresh: set[Tensor] = set()  # parameters without optimizer state before the step that is measured
+        self._tails: dict[Tensor, Tensor] = {}  # the tails of an optimizer that is not known, per unit of the rate
         self._adopt_groups()
         self.meta_optimizer = self._build_meta_optimizer(self._phi)
 
@@ -159,8 +160,9 @@ class LearningRate(Rule):
     def measuring(self) -> Iterator[None]:
         """Let the optimizer step at a rate at which its step can be measured precisely."""
         self._fresh = {p for group in self._groups for p in group["params"] if not self.optimizer.state.get(p)}
+        self._tails = self._momentum.tails(self.optimizer) if self._momentum else {}
         for group in self._groups:
-            group.use(self._measuring_rate(group))
+            group.use(measuring_rate(group))
         try:
             yield
         finally:
@@ -172,7 +174,7 @@ class LearningRate(Rule):
         for group in self._groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             origin = [theta[p] for p in parameters]
-            members.append(_Members(parameters, origin, differences(parameters, origin), self._measuring_rate(group)))
+            members.append(_Members(parameters, origin, differences(parameters, origin), measuring_rate(group)))
         decays = [coupled_decay(self.optimizer, group) for group in self._groups]
         pairs = zip(decays, members, strict=True)
         return _RateProposal(self, members, [decay for decay, member in pairs for _ in member.parameters])
@@ -181,6 +183,8 @@ class LearningRate(Rule):
         """Return the look-ahead of a group's parameters at a rate; the optimizer has stepped."""
         if self.look_ahead == "step":
             return scaled(members.steps, rate / members.measured_at)
+        if self._momentum:
+            return scaled([self._tails[p] for p in members.parameters], rate)
         fresh = [p in self._fresh for p in members.parameters]
         return tail_displacement(self.optimizer, self._groups[group], members.origin, members.parameters, fresh, rate)
 
@@ -267,10 +271,6 @@ class LearningRate(Rule):
     def _show(self) -> None:
         for group, rate in zip(self._groups, self.learned_rates(), strict=True):
             group.show(rate)
-
-    def _measuring_rate(self, group: Mapping[str, Any]) -> float:
-        # float16 ends at 65504; all other formats have room for a step thousands of times too large
-        return 1.0 if any(p.dtype == torch.float16 for p in group["params"]) else _MEASURING_RATE
 
     def _adopt_groups(self, factors: Sequence[float] = ()) -> None:
         """Take over the optimizer's param groups that are not ours yet: at the start, after a load or an addition."""
