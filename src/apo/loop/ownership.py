@@ -5,22 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
 
 __all__ = ["check_ownership"]
 
 
-def check_ownership(optimizer: Optimizer, model: nn.Module, criterion: Any) -> None:
+def check_ownership(optimizer: Any, model: nn.Module, criterion: Any) -> None:
     """Raise if none of the optimizer's parameters belongs to the network or to the criterion.
 
     Then no step changes what the look-ahead sees, and nothing could be learned. A part is enough: adapters on a frozen
     network, or a learnable weight of the loss beside it. Wrappers for data parallelism and compilation and
     parametrizations list the parameters that an optimizer holds as their own.
 
+    Args:
+        optimizer: An optimizer or a rule around one; anything else is not judged here.
+        model: The network.
+        criterion: The loss function.
+
     Raises:
         ValueError: None does.
     """
-    held = [p for group in optimizer.param_groups for p in group["params"]]
+    groups = getattr(getattr(optimizer, "optimizer", optimizer), "param_groups", [])
+    held = [p for group in groups for p in group["params"]]
     modules = [module for module in (model, criterion) if isinstance(module, nn.Module)]
     if held and {id(p) for module in modules for p in module.parameters()}.isdisjoint(id(p) for p in held):
         raise ValueError(

@@ -132,8 +132,8 @@ class Tuner:
             )
         function = self._watchable(criterion)
         self.model = model
+        check_ownership(optimizer, model, criterion)
         self.rule = as_rule(optimizer)
-        check_ownership(self.rule.optimizer, model, criterion)
         self.interval = whole_number("interval", interval)
         self.objective = ProximalObjective(
             self.rule.fsd_weight if fsd_weight is None else fsd_weight,
