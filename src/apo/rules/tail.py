@@ -106,8 +106,8 @@ def register_tail(
     def tails(
         gradients: list[Tensor], states: list[State], group: dict[str, Any], fresh: Sequence[bool], factor: float
     ) -> list[Tensor]:
-        directions = [tail(gradient, state, group) for gradient, state in zip(gradients, states, strict=True)]
-        return scaled([wide(direction) for direction in directions], -factor)
+        pairs = zip(gradients, states, strict=True)
+        return scaled([tail(gradient, state, group).to(gradient.dtype) for gradient, state in pairs], -factor)
 
     _TAILS[kind] = tails
     _REGISTERED[kind] = coupled_decay
@@ -232,7 +232,7 @@ def _muon(
         if group["nesterov"]:
             momentum = gradient.lerp(momentum, group["momentum"])
         scale = factor * _muon_scale(group["adjust_lr_fn"], gradient.shape)
-        result.append(scale * wide(_orthogonalised(momentum, gradient, group)))
+        result.append(scale * _orthogonalised(momentum, gradient, group).to(gradient.dtype))
     return result
 
 
