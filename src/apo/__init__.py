@@ -14,7 +14,7 @@ from apo.loop.attach import Attached, attach, criterion
 from apo.loop.explicit import APO
 from apo.loop.tuner import Tuner
 from apo.preconditioners import Diagonal, Full, Kronecker, Preconditioner
-from apo.rules import LearningRate, Preconditioned, Proposal, RateAndMomentum, Rule
+from apo.rules import LearningRate, Preconditioned, Proposal, RateAndMomentum, Rule, register_tail
 
 __all__ = [
     # front doors
@@ -29,6 +29,7 @@ __all__ = [
     "RateAndMomentum",
     "Rule",
     "Proposal",
+    "register_tail",
     # preconditioners
     "Kronecker",
     "Diagonal",

@@ -242,7 +242,6 @@ def test_functional_call_on_the_networks_own_parameters_ends_near_the_best_rate(
     assert_learns(loop, SGD_RATES, short=0.05)
 
 
-@fails_today("the tuner does nothing: the rate stays at 0.001, 85% of the answers are wrong, silent")
 def test_functional_call_on_tensors_of_ones_own_works_or_is_refused():
     def loop(lr, attach):
         model, criterion = mlp(), nn.CrossEntropyLoss()
@@ -258,7 +257,6 @@ def test_functional_call_on_tensors_of_ones_own_works_or_is_refused():
     assert_not_silently_lost(loop, SGD_RATES, initial=1e-3, short=0.05, about="parameter")
 
 
-@fails_today("accepted without a word")
 def test_an_optimizer_of_another_networks_parameters_is_refused():
     model, another = mlp(), mlp()
     with pytest.raises(ValueError, match=r"optimizer.*parameters.*(model|network)"):

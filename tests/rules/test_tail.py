@@ -45,12 +45,25 @@ def hold_nothing(state, group, gradient, held):
 
 def moments(state, group):
     """Reads the second moments, bias corrected, that the real step has left."""
+    if "exp_avg_sq" in state and "amsgrad" not in group and "momentum_decay" not in group:  # RAdam's
+        return {"second": (radam_divisor(state, group) - group["eps"]) ** 2}
     if "exp_avg_sq" in state:
         second = state.get("max_exp_avg_sq", state["exp_avg_sq"])
         return {"second": second / (1 - group["betas"][1] ** float(state["step"]))}
     if "square_avg" in state:
         return {"second": state["square_avg"].clone(), "mean": state.get("grad_avg")}
     return {"norm": state["exp_inf"].clone()} if "exp_inf" in state else {}
+
+
+def radam_divisor(state, group):
+    """Returns what RAdam divides the mean gradient by: its paper's algorithm 2, with torch's place of eps."""
+    beta, step = group["betas"][1], float(state["step"])
+    longest = 2 / (1 - beta) - 1
+    length = longest - 2 * step * beta**step / (1 - beta**step)
+    if length <= 5:
+        return torch.ones_like(state["exp_avg_sq"])
+    squared = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
+    return (state["exp_avg_sq"].sqrt() + group["eps"]) / ((1 - beta**step) * squared) ** 0.5
 
 
 CASES = {
@@ -63,6 +76,8 @@ CASES = {
     "adamw": ("AdamW", {"weight_decay": 0.0}, hold_adam),
     "adamw-amsgrad": ("AdamW", {"weight_decay": 0.0, "amsgrad": True, "betas": (0.9, 0.5)}, hold_adam),
     "nadam": ("NAdam", {}, hold_adam),
+    "radam": ("RAdam", {}, hold_adam),
+    "radam-that-rectifies-soon": ("RAdam", {"betas": (0.9, 0.99)}, hold_adam),
     "rmsprop": ("RMSprop", {}, hold_rmsprop),
     "rmsprop-momentum": ("RMSprop", {"momentum": 0.9}, hold_rmsprop),
     "rmsprop-centered": ("RMSprop", {"momentum": 0.9, "centered": True}, hold_rmsprop),
@@ -173,17 +188,159 @@ def test_over_relaxation_shortens_the_look_ahead(case):
     torch.testing.assert_close(2.5 * shorter, longer, rtol=1e-13, atol=0)
 
 
-@pytest.mark.parametrize("name", ["RAdam", "Adagrad", "Adadelta", "Muon"])
-def test_optimizers_without_a_known_tail_look_along_their_step(name):
-    if not hasattr(torch.optim, name):
-        pytest.skip(f"this torch has no {name}")
-    optimizer = getattr(torch.optim, name)([torch.nn.Parameter(torch.ones(2, 2))], lr=RATE)
-    assert apo.LearningRate(optimizer).look_ahead == "step"
+@pytest.mark.parametrize("steps", [0, 3])
+def test_tail_of_radam_is_the_gradient_until_it_rectifies(steps):
+    weights, optimizer, _ = prepared("radam", steps)
+    gradient = weights.grad.clone()
+    found = displacement_by_the_rule(weights, optimizer, over_relaxation=1.0)
+    torch.testing.assert_close(found, -RATE * gradient, rtol=1e-12, atol=0)
 
 
-def test_a_subclass_with_a_step_of_its_own_is_not_trusted_to_have_the_tail_of_its_parent():
-    class Mine(torch.optim.SGD):
+@pytest.mark.parametrize("name", ["SGD", "RMSprop", "Adagrad", "Adadelta"])
+def test_the_tail_of_an_optimizer_without_momentum_is_its_step(name):
+    def moved(look_ahead):
+        torch.manual_seed(1)
+        weights = torch.nn.Parameter(torch.randn(3, 2, dtype=torch.float64))
+        optimizer = getattr(torch.optim, name)([weights], lr=RATE)
+        for _ in range(3):
+            weights.grad = torch.randn_like(weights)
+            optimizer.step()
+        weights.grad = torch.randn_like(weights)
+        return displacement_by_the_rule(weights, optimizer, look_ahead=look_ahead)
+
+    torch.testing.assert_close(moved("tail"), moved("step"), rtol=1e-8, atol=1e-12)
+
+
+def muon(shape, steps, **options):
+    if not hasattr(torch.optim, "Muon"):
+        pytest.skip("this torch has no Muon")
+    torch.manual_seed(2)
+    weights = torch.nn.Parameter(torch.randn(shape))
+    optimizer = torch.optim.Muon([weights], lr=RATE, **({"weight_decay": 0.0} | options))
+    for _ in range(steps):
+        weights.grad = torch.randn(shape)
+        optimizer.step()
+    weights.grad = torch.randn(shape)
+    return weights, optimizer
+
+
+def newton_schulz(matrix, group):
+    """Returns the matrix Z with Z M = Muon's orthogonalisation of M, for M with no more rows than columns."""
+    a, b, c = group["ns_coefficients"]
+    x, z = matrix / matrix.norm(), torch.eye(len(matrix), dtype=matrix.dtype) / matrix.norm()
+    for _ in range(group["ns_steps"]):
+        gram = x @ x.T
+        factor = a * torch.eye(len(matrix), dtype=matrix.dtype) + b * gram + c * gram @ gram
+        x, z = factor @ x, factor @ z
+    return z
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("shape", [(4, 6), (6, 4)], ids=str)
+def test_tail_of_muon_is_what_the_gradient_causes_while_the_orthogonalising_matrix_is_held(shape, nesterov):
+    weights, optimizer = muon(shape, 5, nesterov=nesterov)
+    group, gradient = optimizer.param_groups[0], weights.grad.double()
+    before = optimizer.state[weights]["momentum_buffer"].double().clone()
+    found = displacement_by_the_rule(weights, optimizer, over_relaxation=1.0).double()
+    momentum = group["momentum"]
+
+    def updates(first):
+        """Yields what Muon orthogonalises at this step and at all later ones, which have no gradients."""
+        buffer = before.clone()
+        for step in range(FUTURE):
+            now = first if step == 0 else torch.zeros_like(first)
+            buffer = momentum * buffer + (1 - momentum) * now
+            yield (1 - momentum) * now + momentum * buffer if nesterov else buffer.clone()
+
+    held = next(updates(gradient))
+    tall = shape[0] > shape[1]
+    z = newton_schulz(held.T if tall else held, group)
+    caused = sum(one - other for one, other in zip(updates(gradient), updates(torch.zeros_like(gradient)), strict=True))
+    expected = -RATE * max(1, shape[0] / shape[1]) ** 0.5 * (caused @ z if tall else z @ caused)
+    assert torch.linalg.norm(found - expected) <= 0.05 * torch.linalg.norm(expected)  # the iteration is in bfloat16
+
+
+@pytest.mark.parametrize("adjust", [None, "match_rms_adamw"])
+def test_tail_of_muon_under_a_constant_gradient_is_its_step(adjust):
+    weights, optimizer = muon((4, 6), 0, adjust_lr_fn=adjust, weight_decay=0.1)
+    gradient = weights.grad.clone()
+    for _ in range(200):
+        optimizer.step()
+        weights.grad = gradient.clone()
+    twin, twin_optimizer = copy.deepcopy((weights, optimizer))
+    twin.grad = gradient.clone()
+    tail = displacement_by_the_rule(weights, optimizer)
+    step = displacement_by_the_rule(twin, twin_optimizer, look_ahead="step")
+    assert torch.linalg.norm(tail - step) <= 0.05 * torch.linalg.norm(step)
+
+
+def test_tail_of_muon_begins_with_the_first_step():
+    """Momentum has no bias correction, but is divided by its own length, so the first step is a whole one."""
+    weights, optimizer = muon((4, 6), 0)
+    twin, twin_optimizer = copy.deepcopy((weights, optimizer))
+    twin.grad = weights.grad.clone()
+    tail = displacement_by_the_rule(weights, optimizer)
+    step = displacement_by_the_rule(twin, twin_optimizer, look_ahead="step")
+    assert torch.linalg.norm(tail - step) <= 0.05 * torch.linalg.norm(step)
+
+
+class HeavyBall(torch.optim.Optimizer):
+    """Somebody else's SGD with momentum, its buffer under a name of its own."""
+
+    def __init__(self, params, lr=0.1, momentum=0.9, weight_decay=0.0):
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                velocity = self.state[p].setdefault("velocity", torch.zeros_like(p))
+                velocity.mul_(group["momentum"]).add_(p.grad + group["weight_decay"] * p)
+                p.sub_(group["lr"] * velocity)
+
+
+def heavy_ball_tail(gradient, state, group):
+    assert set(state) == {"velocity"}
+    return -gradient / (1 - group["momentum"])
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.2])
+def test_a_registered_tail_is_used(decay):
+    class Mine(HeavyBall):
+        """A class for this test alone."""
+
         def step(self, closure=None):
-            return super().step(closure)
+            super().step(closure)
 
-    assert apo.LearningRate(Mine([torch.nn.Parameter(torch.ones(2, 2))], lr=RATE)).look_ahead == "step"
+    class Child(Mine):
+        """A subclass without a step method inherits the tail."""
+
+    apo.register_tail(Mine, heavy_ball_tail, coupled_decay=True)
+    for kind in (Mine, Child):
+        weights = torch.nn.Parameter(torch.randn(3, 2, dtype=torch.float64))
+        optimizer = kind([weights], lr=RATE, weight_decay=decay)
+        weights.grad = torch.randn_like(weights)
+        expected = -10 * RATE * (weights.grad + decay * weights.detach())
+        found = displacement_by_the_rule(weights, optimizer, over_relaxation=1.0)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-15)
+
+
+def test_decay_of_a_registered_optimizer_is_decoupled_unless_said():
+    class Mine(HeavyBall):
+        def step(self, closure=None):
+            super().step(closure)
+
+    apo.register_tail(Mine, heavy_ball_tail)
+    weights = torch.nn.Parameter(torch.randn(3, 2, dtype=torch.float64))
+    optimizer = Mine([weights], lr=RATE, weight_decay=0.2)
+    weights.grad = torch.randn_like(weights)
+    expected = -RATE * (10 * weights.grad + 0.2 * weights.detach())
+    found = displacement_by_the_rule(weights, optimizer, over_relaxation=1.0)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-15)
+
+
+def test_what_cannot_be_registered_is_refused():
+    with pytest.raises(TypeError, match=r"kind must be a subclass of torch.optim.Optimizer, got .*: pass the class"):
+        apo.register_tail(HeavyBall([torch.nn.Parameter(torch.ones(2))]), heavy_ball_tail)
+    with pytest.raises(TypeError, match=r"tail must be a function of \(gradient, state, group\), got float"):
+        apo.register_tail(HeavyBall, 10.0)

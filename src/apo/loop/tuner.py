@@ -42,6 +42,7 @@ from apo.loop.checkpoints import (
     take_summary,
 )
 from apo.loop.hooks import Hooks
+from apo.loop.ownership import check_ownership
 from apo.passes.isolation import RandomState, devices_of
 from apo.passes.recording import Call, Recording, Slot, as_call, tree_map
 from apo.rules import as_rule
@@ -148,6 +149,7 @@ class Tuner:
             )
         function = self._watchable(criterion)
         self.model = model
+        check_ownership(optimizer, model, criterion)
         self.rule = as_rule(optimizer)
         self.interval = _INTERVAL if interval == "auto" else whole_number("interval", interval, "or 'auto'")
         self._early = self.rule.early if interval == "auto" else 0

@@ -3,6 +3,7 @@
 - :class:`LearningRate`: the learning rate of any optimizer whose step is linear in it.
 - :class:`Preconditioned`: the matrices of a preconditioner.
 - :class:`RateAndMomentum`: rate and momentum of SGD together; the pattern for a custom rule.
+- :func:`register_tail`: tells :class:`LearningRate` how an optimizer that it does not know looks ahead.
 - :class:`Rule` and :class:`Proposal`: what a custom rule implements.
 """
 
@@ -13,8 +14,10 @@ from apo.rules.base import Proposal, Rule, moving_parameters
 from apo.rules.learning_rate import LearningRate
 from apo.rules.preconditioned import Preconditioned
 from apo.rules.rate_and_momentum import RateAndMomentum
+from apo.rules.tail import register_tail
 
 __all__ = ["LearningRate", "Preconditioned", "Proposal", "RateAndMomentum", "Rule", "as_rule", "moving_parameters"]
+__all__ += ["register_tail"]
 
 
 def as_rule(rule: Rule | Optimizer) -> Rule:

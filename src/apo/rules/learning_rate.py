@@ -30,8 +30,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from apo.rules.base import MetaOptimizerFactory, Outcome, Proposal, Rule, Slope
-from apo.rules.linearity import check_linear_in_lr
-from apo.rules.over_relaxation import OverRelaxation, momentum_of
+from apo.rules.linearity import check_linear_in_lr, measuring_rate
+from apo.rules.momentum_probe import momentum_of
+from apo.rules.over_relaxation import OverRelaxation, momentum_in
 from apo.rules.param_groups import ScheduledGroup, base_rate, is_scheduled
 from apo.rules.progress import Progress
 from apo.rules.rate_proposal import Members, RateProposal
@@ -46,8 +47,6 @@ __all__ = ["LearningRate"]
 META_OPTIMIZER = functools.partial(torch.optim.Adam, lr=0.1, betas=(0.0, 0.99))
 #: The paper's, without bias correction.
 PAPER_META_OPTIMIZER = functools.partial(torch.optim.RMSprop, lr=0.1)
-#: A step at a small rate drowns in the rounding of the weights; one at this rate keeps its leading digits.
-_MEASURING_RATE = 2.0**14
 _LOOK_AHEADS = ("tail", "step")
 #: Over-relaxation where it is not measured, and the share of the other batch where it is.
 _CONSTANT, _SHARE = 1.4, 0.3
@@ -65,7 +64,7 @@ class LearningRate(Rule):
         optimizer: Any torch optimizer whose step is linear in ``lr``. Its rates are where the search begins; with
             the warm start they hardly matter.
         per_group: Learn one rate for each param group instead of one for all.
-        look_ahead: ``"tail"`` or ``"step"`` (the paper's).
+        look_ahead: ``"tail"`` or ``"step"`` (the paper's); the same thing for an optimizer without momentum.
         over_relaxation: :math:`\sigma`; ``"auto"`` measures how much there may be, see
             :mod:`apo.rules.over_relaxation`.
         meta_optimizer: Builds the meta-optimizer from a list of tensors; RMSprop with bias correction at 0.1.
@@ -112,8 +111,9 @@ class LearningRate(Rule):
             check_linear_in_lr(optimizer)
         self.optimizer = optimizer
         self.per_group = per_group
-        self.look_ahead = look_ahead if has_tail(optimizer) else "step"
-        momentum = max((momentum_of(group) for group in optimizer.param_groups), default=0.0)
+        self._momentum = momentum_of(optimizer) if look_ahead == "tail" and not has_tail(optimizer) else None
+        self.look_ahead = look_ahead if has_tail(optimizer) or self._momentum else "step"
+        momentum = max((momentum_in(group) for group in optimizer.param_groups), default=0.0)
         # Without momentum, or along a single step, B' has nothing to say that B has not.
         self.compares = over_relaxation == "auto" and self.look_ahead == "tail" and momentum > 0
         self.other_batch_share, self.early = (_SHARE, _EARLY) if self.compares else (0.0, 0)
@@ -133,6 +133,7 @@ class LearningRate(Rule):
         self._is_flat = False  # whether the last meta-gradient was exactly zero
         self._sentences: list[str] = []  # what the warm start found, for `after`
         self._fresh: set[Tensor] = set()  # parameters without optimizer state before the step that is measured
+        self._tails: dict[Tensor, Tensor] = {}  # the tails of an optimizer that is not known, per unit of the rate
         self._adopt_groups()
         self.meta_optimizer = self._build_meta_optimizer(self._phi)
 
@@ -187,8 +188,9 @@ class LearningRate(Rule):
     def measuring(self) -> Iterator[None]:
         """Let the optimizer step at a rate at which its step can be measured precisely."""
         self._fresh = {p for group in self._groups for p in group["params"] if not self.optimizer.state.get(p)}
+        self._tails = self._momentum.tails(self.optimizer) if self._momentum else {}
         for group in self._groups:
-            group.use(self._measuring_rate(group))
+            group.use(measuring_rate(group))
         try:
             yield
         finally:
@@ -200,7 +202,7 @@ class LearningRate(Rule):
         for group in self._groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             origin = [theta[p] for p in parameters]
-            members.append(Members(parameters, origin, differences(parameters, origin), self._measuring_rate(group)))
+            members.append(Members(parameters, origin, differences(parameters, origin), measuring_rate(group)))
         decays = [coupled_decay(self.optimizer, group) for group in self._groups]
         pairs = zip(decays, members, strict=True)
         return RateProposal(self, members, [decay for decay, member in pairs for _ in member.parameters])
@@ -209,6 +211,8 @@ class LearningRate(Rule):
         """Return the look-ahead of a group's parameters at a rate; the optimizer has stepped."""
         if self.look_ahead == "step":
             return scaled(members.steps, rate / members.measured_at)
+        if self._momentum:
+            return scaled([self._tails[p] for p in members.parameters], rate)
         fresh = [p in self._fresh for p in members.parameters]
         return tail_displacement(self.optimizer, self._groups[group], members.origin, members.parameters, fresh, rate)
 
@@ -363,10 +367,6 @@ class LearningRate(Rule):
     def _show(self) -> None:
         for group, rate in zip(self._groups, self.learned_rates(), strict=True):
             group.show(rate * self._fade)
-
-    def _measuring_rate(self, group: Mapping[str, Any]) -> float:
-        # float16 ends at 65504; all other formats have room for a step thousands of times too large
-        return 1.0 if any(p.dtype == torch.float16 for p in group["params"]) else _MEASURING_RATE
 
     def _adopt_groups(self, factors: Sequence[float] = (), by_hand: Sequence[bool] = ()) -> None:
         """Take over the optimizer's param groups that are not ours yet: at the start, after a load or an addition."""

@@ -1,95 +1,144 @@
-r"""Probe whether one step of an optimizer is proportional to its learning rate.
+r"""Probe whether one step of an optimizer is proportional to its learning rate, and leaves a state that is free of it.
 
-The learning-rate rule rests on :math:`\Delta = \eta\, d` with :math:`d` independent of :math:`\eta`. Most of torch's
-optimizers have it; ASGD, Rprop, LBFGS and Adafactor do not. Nothing is assumed: a copy of the optimizer takes a few
-steps on two small tensors, then the same step at several rates.
+The learning-rate rule rests on :math:`\Delta = \eta\, d` with :math:`d` independent of :math:`\eta`. On a
+meta-iteration the optimizer steps at a large rate and the step is scaled, so what the step writes into the optimizer's
+state must not depend on :math:`\eta` either. Most of torch's optimizers have both; ASGD, Rprop, LBFGS and Adafactor
+lack the first, Prodigy and schedule-free optimizers, which sum up where they have been, lack the second. Nothing is
+assumed: a copy of the optimizer takes a few steps on small matrices, each at several rates, the one of a meta-iteration
+among them.
 """
 
 from __future__ import annotations
 
-import copy
-from collections import OrderedDict, defaultdict
+import functools
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from apo.errors import NotLinearError
+from apo.rules.twin import SmallTwin, full_size_twin, on_small_twins, set_rate, streams, tensors_in
 
-__all__ = ["check_linear_in_lr"]
+__all__ = ["check_linear_in_lr", "measuring_rate"]
 
-_RATES = (1e-3, 1.0, 64.0)
+#: A step at a small rate drowns in the rounding of the weights; one at this rate keeps its leading digits.
+_MEASURING_RATE = 2.0**14
+_SMALL_RATE = 1e-3
 _TOLERANCE = 1e-3
+#: Some optimizers do something else every few steps: RAdam from the sixth on, Lookahead at each fifth or sixth.
+_STEPS = 7
+
+
+def measuring_rate(group: Mapping[str, Any]) -> float:
+    """Return the rate at which a meta-iteration steps the parameters of a group."""
+    # float16 ends at 65504; all other formats have room for a step thousands of times too large
+    return 1.0 if any(p.dtype == torch.float16 for p in group["params"]) else _MEASURING_RATE
 
 
 def check_linear_in_lr(optimizer: Optimizer) -> None:
-    """Raise unless the optimizer's step is proportional to ``lr``.
+    """Raise unless the optimizer's step is proportional to ``lr`` and its state free of it.
 
     Raises:
         NotLinearError: It is not, or the probe could not run.
     """
     name = type(optimizer).__name__
-    if any(group.get("maximize") for group in optimizer.param_groups):
+    maximizes = any(group.get("maximize") for group in optimizer.param_groups) or getattr(optimizer, "maximize", False)
+    if maximizes:
         raise NotLinearError(f"{name} has maximize=True, which apo does not support: minimise the negative instead")
+    # The rate of the original's parameters: the small ones of the probe are never float16.
+    measured_at = min((measuring_rate(group) for group in optimizer.param_groups), default=_MEASURING_RATE)
     try:
-        steps = {rate: _probe_step(optimizer, rate) for rate in _RATES}
+        on_small_twins(optimizer, functools.partial(_probe, name, measured_at))
+    except NotLinearError as error:
+        raise _with_hint(error, optimizer, measured_at) from None
     except Exception as error:
         raise NotLinearError(
             f"{name} could not be probed for a step that is linear in lr ({type(error).__name__}: {error}): "
             "use SGD, Adam, AdamW or another first-order optimizer, or pass check_linear=False if you know that it is"
         ) from error
-    per_unit = {rate: step / rate for rate, step in steps.items()}
-    reference = per_unit[1.0]
-    for direction in per_unit.values():
-        if not torch.linalg.vector_norm(direction - reference) <= _TOLERANCE * torch.linalg.vector_norm(reference):
-            raise NotLinearError(
-                f"the step of {name} is not proportional to its lr, so apo cannot learn the rate: "
-                "use SGD, Adam, AdamW, RMSprop, NAdam, Adamax, Muon or another optimizer that is"
-            )
 
 
-def _probe_step(optimizer: Optimizer, rate: float) -> Tensor:
-    """Return the displacement of the third step, taken at ``rate`` after two steps at 1."""
-    probe, parameters = _small_copy(optimizer)
+def _with_hint(error: NotLinearError, optimizer: Optimizer, measured_at: float) -> NotLinearError:
+    """Return the error with what to change where decay is the reason: some optimizers shrink weights already moved."""
+    decays = [group["weight_decay"] for group in optimizer.param_groups if group.get("weight_decay")]
+    if not decays:
+        return error
+    try:
+        on_small_twins(optimizer, functools.partial(_probe, "", measured_at, without_decay=True))
+    except Exception:
+        return error
+    return NotLinearError(f"{error}; {type(optimizer).__name__} is one with weight_decay=0, got {decays[0]}")
+
+
+def _probe(name: str, measured_at: float, build: SmallTwin, without_decay: bool = False) -> None:
+    """Take a few steps at rate 1, and compare each with the same step at other rates."""
+    probe, parameters = build()
+    for group in probe.param_groups if without_decay else ():
+        group["weight_decay"] = 0.0
     generator = torch.Generator().manual_seed(0)
-    before: list[Tensor] = []
-    for lr in (1.0, 1.0, rate):
-        for group in probe.param_groups:
-            group["lr"] = torch.full_like(group["lr"], lr) if isinstance(group["lr"], Tensor) else lr
-        before = [p.detach().clone() for p in parameters]
+    depends = ""
+    set_rate(probe, 1.0)
+    for _ in range(_STEPS):
         for p in parameters:
             p.grad = torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p)
+        branches = [(rate, *full_size_twin(probe)) for rate in sorted({_SMALL_RATE, measured_at} - {1.0})]
+        before, random = [p.detach().clone() for p in parameters], streams(probe)
         probe.step()
-    return torch.cat([(p.detach() - old).reshape(-1) for p, old in zip(parameters, before, strict=True)]).double().cpu()
+        for rate, branch, copies in branches:
+            set_rate(branch, rate)
+            random.restore()  # an optimizer with random numbers takes the same ones at every rate
+            branch.step()
+            moved = [copies[p] for p in parameters]
+            _compare_steps(before, parameters, moved, rate, name)
+            depends = depends or _rate_in_state(probe, branch)
+    if depends:  # said last: a step that is not proportional is the simpler reason
+        raise NotLinearError(
+            f"the state of {name} depends on its lr ({depends!r} does), so apo, which measures steps at another rate, "
+            "would ruin it: use SGD, Adam, AdamW or another optimizer whose state depends on gradients alone"
+        )
 
 
-def _shrunk(value: object, parameter: Tensor, small: Tensor) -> object:
-    """Return a value of a parameter's state for a smaller parameter."""
-    if not isinstance(value, Tensor):
-        return copy.deepcopy(value)
-    if value.shape != parameter.shape:
-        return value.detach().clone()
-    return torch.full_like(small, float(value.detach().float().mean()), requires_grad=False)
+def _compare_steps(before: list[Tensor], plain: list[Tensor], other: list[Tensor], rate: float, name: str) -> None:
+    start, reference, found = (_flat(vector) for vector in (before, plain, other))
+    rounding = 4 * max(torch.finfo(p.dtype).eps for p in plain) * max(1.0, 1 / rate) * torch.linalg.vector_norm(start)
+    expected, found = reference - start, (found - start) / rate
+    allowed = _TOLERANCE * torch.linalg.vector_norm(expected) + rounding
+    if not torch.linalg.vector_norm(found - expected) <= allowed:
+        raise NotLinearError(
+            f"the step of {name} is not proportional to its lr, so apo cannot learn the rate: "
+            "use SGD, Adam, AdamW, RMSprop, NAdam, Adamax, Muon or another optimizer that is"
+        )
 
 
-def _small_copy(optimizer: Optimizer) -> tuple[Optimizer, list[Tensor]]:
-    """Copy an optimizer onto two small matrices, without its state, its hooks and its schedulers."""
-    probe = copy.copy(optimizer)
-    for name in [name for name in vars(probe) if name.endswith("_hooks")]:
-        setattr(probe, name, OrderedDict())
-    vars(probe).pop("step", None)  # a scheduler binds a wrapper to the original
-    probe.state = defaultdict(dict)
-    probe.param_groups, parameters = [], []
-    for group in [group for group in optimizer.param_groups if group["params"]][:1]:
-        device = group["params"][0].device
-        dtype = torch.float32 if group["params"][0].dtype in (torch.float16, torch.bfloat16) else torch.float64
-        fused = group.get("fused")
-        small = [torch.linspace(-1, 1, 12, dtype=torch.float32 if fused else dtype, device=device).reshape(3, 4)]
-        small.append(small[0].flip(0).clone())
-        parameters += [p.requires_grad_() for p in small]
-        probe.param_groups.append({**group, "params": small})
-        # Some optimizers make their state when they are built (Adagrad, in older torch), so an empty one would not do.
-        state = optimizer.state.get(group["params"][0], {})
-        for p in small:
-            probe.state[p] = {key: _shrunk(value, group["params"][0], p) for key, value in state.items()}
-    return probe, parameters
+def _rate_in_state(plain: Optimizer, other: Optimizer) -> str:
+    """Return the name of something that an optimizer remembers of a step and that differs between two rates."""
+    its = dict(_state(other))
+    for path, value in _state(plain):
+        reference, found = (_wide(tensor) for tensor in (value, its.get(path, value)))
+        scale = _TOLERANCE * float(torch.linalg.vector_norm(torch.nan_to_num(reference)))
+        same_shape = reference.shape == found.shape
+        if not same_shape or not torch.allclose(reference, found, rtol=0.0, atol=scale, equal_nan=True):
+            return str(path[-1])
+    return ""
+
+
+def _state(optimizer: Optimizer) -> Any:
+    """Yield what an optimizer remembers: state, what it keeps in its groups, and its attributes."""
+    order = {p: index for index, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
+    for key, state in optimizer.state.items():
+        yield from tensors_in(state, ("state", order.get(key, key) if isinstance(key, Tensor) else key))
+    for index, group in enumerate(optimizer.param_groups):
+        yield from tensors_in({key: v for key, v in group.items() if key not in ("params", "lr")}, ("group", index))
+    for key, value in vars(optimizer).items():
+        if key not in ("state", "param_groups", "defaults"):
+            yield from tensors_in(value, ("attribute", key))
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to("cpu", torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def _flat(vector: list[Tensor]) -> Tensor:
+    return torch.cat([p.detach().reshape(-1).cpu().double() for p in vector])

@@ -29,7 +29,7 @@ from typing import Any
 
 from apo.rules.base import Comparison
 
-__all__ = ["OverRelaxation", "momentum_of"]
+__all__ = ["OverRelaxation", "momentum_in"]
 
 _BASE = 1.4
 _LARGEST = 8.0
@@ -39,11 +39,11 @@ _MEMORY = 0.95
 _BOUND = 20.0
 
 
-def momentum_of(group: Mapping[str, Any]) -> float:
+def momentum_in(group: Mapping[str, Any]) -> float:
     """Return how much of the past a step of an optimizer with this param group contains, from 0 to 1.
 
     Example:
-        >>> momentum_of({"momentum": 0.9}), momentum_of({"betas": (0.8, 0.99)}), momentum_of({"lr": 0.1})
+        >>> momentum_in({"momentum": 0.9}), momentum_in({"betas": (0.8, 0.99)}), momentum_in({"lr": 0.1})
         (0.9, 0.8, 0.0)
     """
     betas = group.get("betas")
