@@ -45,7 +45,7 @@ def test_summed_losses_are_a_loss_four_times_as_large(door):
     def four_times(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return 4 * F.cross_entropy(output, target)
 
-    options = {"dtype": torch.float64, "fsd_batch": [batch(700, dtype=torch.float64)]}
+    options = {"dtype": torch.float64, "fsd_batch": [batch(700, dtype=torch.float64)], "other_batch_share": 0.0}
     whole = Run(door, loss=four_times, discrepancy=apo.CategoricalKL(), **options)
     pieces = Run(door, **options)
     for index in range(7):

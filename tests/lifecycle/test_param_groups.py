@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -51,8 +52,9 @@ def test_rates_per_group_are_learned_separately(door):
 
 
 def test_one_group_learned_per_group_is_one_rate_for_all():
-    together = Run("explicit", lambda model: apo.LearningRate(sgdm(model)))
-    apart = Run("explicit", lambda model: apo.LearningRate(sgdm(model), per_group=True))
+    adam = functools.partial(torch.optim.Adam, lr=0.1, betas=(0.0, 0.99))
+    together = Run("explicit", lambda model: apo.LearningRate(sgdm(model), meta_optimizer=adam))
+    apart = Run("explicit", lambda model: apo.LearningRate(sgdm(model), meta_optimizer=adam, per_group=True))
     assert_same_run(together.train(range(8)), apart.train(range(8)))
 
 
@@ -258,7 +260,7 @@ def test_two_optimizers_on_parts_of_one_network_leave_each_others_weights_and_gr
     torch.manual_seed(0)
     model, criterion = plain_network(), nn.CrossEntropyLoss()
     optimizers = [SGD(model[0].parameters(), lr=0.05), Adam(model[2].parameters(), lr=1e-3)]
-    tuners = [apo.attach(optimizer, model, criterion, interval=2) for optimizer in optimizers]
+    tuners = [apo.attach(optimizer, model, criterion, interval=2, other_batch_share=0.0) for optimizer in optimizers]
     run = Run("explicit")  # for its batches
     for index in range(6):
         inputs, target = run.batch(index)

@@ -163,7 +163,11 @@ def test_the_step_of_a_meta_iteration_is_measured_precisely_at_tiny_rates(start)
         ({"max_change": -1.0}, ValueError, "max_change must be positive or None, got -1.0"),
         ({"bounds": (1.0, 0.1)}, ValueError, "bounds must be 0 < lowest < highest"),
         ({"bounds": (0.0, 0.1)}, ValueError, "bounds must be 0 < lowest < highest"),
-        ({"over_relaxation": "2"}, TypeError, "over_relaxation must be a number, got '2': use 1 to turn it off"),
+        (
+            {"over_relaxation": "2"},
+            TypeError,
+            "over_relaxation must be a number or 'auto', got '2': use 1 to turn it off",
+        ),
         ({"max_change": "x"}, TypeError, "max_change must be a number, or None for no limit, got 'x'"),
         ({"bounds": None}, TypeError, r"bounds must be a pair of numbers, got None: pass \(1e-10, 1e4\)"),
         ({"bounds": (0.1,)}, TypeError, "bounds must be a pair of numbers"),

@@ -99,6 +99,7 @@ class LookAheads:
 
         The batches are back-propagated one after the other, so that only one graph is alive at a time.
         """
+        wsd = 0.5 * norm(displacement).square()
         losses: list[Tensor | float] = []
         discrepancies: list[Tensor | float] = []
         try:
@@ -119,7 +120,7 @@ class LookAheads:
             comparison = None
             if own_slope is not None:
                 slope, fsd = dot(gradient, displacement), _sum(discrepancies, own_slope)
-                comparison = self._compare(losses, fsd, own_slope, slope - own_slope)
+                comparison = self._compare(losses, fsd, wsd, own_slope, slope - own_slope)
             if any(self.decay):
                 losses.append(weight_decay_value(self.parameters, self.decay))
                 add_weight_decay_gradient_(gradient, self.parameters, self.decay)
@@ -128,7 +129,6 @@ class LookAheads:
             self._drop_assembled_weights()
         if self.objective.wsd_weight:
             advance_(gradient, displacement, self.objective.wsd_weight)
-        wsd = 0.5 * norm(displacement).square()
         return LookAhead(Terms(_sum(losses, wsd), _sum(discrepancies, wsd), wsd), gradient, comparison)
 
     def loss_at_theta(self) -> Tensor:
@@ -151,12 +151,12 @@ class LookAheads:
         return self.compares and bool(self.others) and _LEAST_SHARE < self.share < 1.0 - _LEAST_SHARE
 
     def _compare(
-        self, losses: Sequence[Tensor | float], fsd: Tensor, own_slope: Tensor, other_slope: Tensor
+        self, losses: Sequence[Tensor | float], fsd: Tensor, wsd: Tensor, own_slope: Tensor, other_slope: Tensor
     ) -> Comparison:
         r"""Return promise and price on both batches, from losses and slopes at both ends of the look-ahead.
 
         With :math:`d = \langle\nabla J(\theta'), \Delta\rangle`, a quadratic J has :math:`a = d - 2 (J' - J)` and
-        :math:`c = 2 (d - (J' - J))`. The FSD term is quadratic in the look-ahead, so its slope is twice its value.
+        :math:`c = 2 (d - (J' - J))`. FSD and WSD are quadratic in the look-ahead: slope and price are twice the value.
         """
         count = len(self.batches)
         own_slope = own_slope / (1.0 - self.share)
@@ -168,7 +168,7 @@ class LookAheads:
             2.0 * (own_slope - own_change),  # type: ignore[arg-type]
             other_slope - 2.0 * other_change,  # type: ignore[arg-type]
             2.0 * (other_slope - other_change),  # type: ignore[arg-type]
-            2.0 * self.objective.fsd_weight * fsd,  # type: ignore[arg-type]
+            2.0 * (self.objective.fsd_weight * fsd + self.objective.wsd_weight * wsd),  # type: ignore[arg-type]
         )
 
     def _drop_assembled_weights(self) -> None:

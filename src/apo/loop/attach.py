@@ -346,7 +346,7 @@ def attach(*args: Any, **options: Any) -> Attached:  # noqa: D417 - the argument
         ...     loss.backward()
         ...     optimizer.step()
         >>> len(tuner.history), optimizer.param_groups[0]["lr"] == tuner.history[-1].lr[0]
-        (2, True)
+        (20, True)
     """
     return Attached(*args, **options)
 

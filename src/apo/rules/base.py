@@ -36,7 +36,7 @@ Slope = Callable[[Sequence[Tensor]], float]
 
 
 class Comparison(NamedTuple):
-    r"""What the two batches say about one look-ahead: promise and price on B and on B', and the price of the FSD term.
+    r"""What the two batches say about one look-ahead: promise and price on B and on B', and the price of FSD and WSD.
 
     In a quadratic model the loss changes by :math:`-a + c/2` over the look-ahead: the gradient promises
     :math:`a = -\langle g, \Delta\rangle`, and the curvature has its price :math:`c = \Delta^\top H \Delta`.
@@ -46,7 +46,7 @@ class Comparison(NamedTuple):
     own_price: float
     other_promise: float
     other_price: float
-    fsd_price: float
+    proximal_price: float
 
 
 class Outcome(NamedTuple):
