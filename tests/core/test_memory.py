@@ -42,6 +42,9 @@ def rate_and_momentum(model):
     return apo.RateAndMomentum(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5))
 
 
+# The labels are random: there is nothing to learn, and apo says so.
+pytestmark = pytest.mark.filterwarnings("ignore::apo.ApoWarning")
+
 every_door = pytest.mark.parametrize("door", ["explicit", "attach"])
 every_rule = pytest.mark.parametrize("rule", [learning_rate, preconditioned, rate_and_momentum])
 

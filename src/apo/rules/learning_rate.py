@@ -22,7 +22,6 @@ import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Real
 from typing import Any
 
 import torch
@@ -35,6 +34,7 @@ from apo.rules.momentum_probe import momentum_of
 from apo.rules.over_relaxation import OverRelaxation, momentum_in
 from apo.rules.param_groups import ScheduledGroup, base_rate, is_scheduled
 from apo.rules.progress import Progress
+from apo.rules.rate_options import check_meta_optimizer, check_numbers
 from apo.rules.rate_proposal import Members, RateProposal
 from apo.rules.tail import coupled_decay, has_tail, tail_displacement
 from apo.rules.turning_point import TurningPoint
@@ -101,12 +101,8 @@ class LearningRate(Rule):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
         if look_ahead not in _LOOK_AHEADS:
             raise ValueError(f"look_ahead must be 'tail' or 'step', got {look_ahead!r}")
-        _check_numbers(over_relaxation, max_change, bounds)
-        if not (meta_optimizer is None or callable(meta_optimizer)):
-            raise TypeError(
-                f"meta_optimizer must be a function that builds an optimizer from a list of tensors, got "
-                f"{type(meta_optimizer).__name__}: pass functools.partial(torch.optim.Adam, lr=0.1), for instance"
-            )
+        check_numbers(over_relaxation, max_change, bounds)
+        check_meta_optimizer(meta_optimizer)
         if check_linear:
             check_linear_in_lr(optimizer)
         self.optimizer = optimizer
@@ -408,19 +404,3 @@ class LearningRate(Rule):
     def _is_default(self, rate: float) -> bool:
         default = self.optimizer.defaults.get("lr")
         return not isinstance(default, Tensor) and rate == default  # a tensor shows the first group's rate in force
-
-
-def _check_numbers(over_relaxation: Any, max_change: Any, bounds: Any) -> None:
-    """Raise unless the numbers among the rule's options are numbers that make sense."""
-    if over_relaxation != "auto" and not isinstance(over_relaxation, Real):
-        raise TypeError(f"over_relaxation must be a number or 'auto', got {over_relaxation!r}: use 1 to turn it off")
-    if over_relaxation != "auto" and not float(over_relaxation) > 0:
-        raise ValueError(f"over_relaxation must be positive, got {over_relaxation}: use 1 to turn it off")
-    if not isinstance(max_change, Real | None):
-        raise TypeError(f"max_change must be a number, or None for no limit, got {max_change!r}")
-    if max_change is not None and not float(max_change) > 0:
-        raise ValueError(f"max_change must be positive or None, got {max_change}")
-    if not (isinstance(bounds, tuple | list) and len(bounds) == 2 and all(isinstance(b, Real) for b in bounds)):
-        raise TypeError(f"bounds must be a pair of numbers, got {bounds!r}: pass (1e-10, 1e4), for instance")
-    if not 0 < bounds[0] < bounds[1] < math.inf:
-        raise ValueError(f"bounds must be 0 < lowest < highest, got {bounds}")

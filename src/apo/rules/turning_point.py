@@ -2,7 +2,7 @@ r"""The rate at which the look-ahead turns from better to worse, from a quadrati
 
 Along a look-ahead of rate :math:`h` the meta-objective is about :math:`-a (\eta/h) + \frac{c}{2} (\eta/h)^2`, with the
 promise :math:`a = (1 - \alpha) a_B + \alpha a_{B'}` and the price
-:math:`c = (1 - \alpha) c_B + \alpha c_{B'} + c_{FSD} + c_{WSD}` of both batches (:class:`apo.rules.base.Comparison`). It turns at
+:math:`c = (1 - \alpha) c_B + \alpha c_{B'} + c_{FSD} + c_{WSD}` (:class:`apo.rules.base.Comparison`). It turns at
 :math:`\eta^* = h a / c`. Single look-aheads are noisy, so promise and price per unit of the rate are averaged first.
 
 A step towards :math:`\sigma \eta^*` needs no meta-rate, and forgets the large meta-gradients of the first steps soon;
@@ -30,9 +30,7 @@ class TurningPoint:
 
     Example:
         >>> turning_point = TurningPoint()
-        >>> comparison = Comparison(
-        ...     own_promise=1.0, own_price=2.0, other_promise=1.0, other_price=2.0, proximal_price=0.0
-        ... )
+        >>> comparison = Comparison(1.0, 2.0, 1.0, 2.0, 0.0)
         >>> round(turning_point.change(comparison, 0.5, ahead=0.1, target=1.0, rate=0.1), 3)  # it turns at 0.05
         -0.208
     """
