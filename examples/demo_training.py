@@ -82,7 +82,8 @@ def train(job: Job) -> Run:
     model, criterion, run = network(), nn.CrossEntropyLoss(), Run(job)
     rule = build(job, model)
     optimizer = rule.optimizer if isinstance(rule, apo.Rule) else rule
-    tuner = apo.attach(rule, model, criterion) if job.tuned else None  # all that APO asks for
+    steps = job.epochs * (len(inputs) // BATCH_SIZE)
+    tuner = apo.attach(rule, model, criterion, total_steps=steps) if job.tuned else None  # all that APO needs
 
     def training_loss() -> float:
         with torch.no_grad():

@@ -6,6 +6,7 @@ python examples/explicit.py
 from __future__ import annotations
 
 import argparse
+import math
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +26,8 @@ def main(epochs: int = 20) -> float:
 
     model = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    tuner = apo.APO(apo.LearningRate(optimizer), model, criterion=F.cross_entropy, fsd_weight=0.3, interval=10)
+    steps = epochs * math.ceil(len(inputs) / 32)
+    tuner = apo.APO(optimizer, model, F.cross_entropy, total_steps=steps)
     tuner.on_meta_step(report)
 
     for _ in range(epochs):

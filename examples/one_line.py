@@ -27,7 +27,8 @@ def main(epochs: int = 20) -> float:
     model = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-7)  # a rate that is far too small, on purpose
-    tuner = apo.attach(optimizer, model, criterion)  # the new line; all others stay as they were
+    # The new line; all others stay as they were.
+    tuner = apo.attach(optimizer, model, criterion, total_steps=epochs * len(loader))
 
     for _ in range(epochs):
         for x, y in loader:

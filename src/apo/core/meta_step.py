@@ -147,7 +147,7 @@ class Engine:
         outcome = Outcome(step, loss, objective, look_aheads.share, comparison, numbers.get("weights"))
         updated = math.isfinite(meta_gradient_norm)
         if updated:
-            rule.meta_update(gradients, outcome)
+            rule.meta_update(gradients, outcome) if rule.compares else rule.meta_update(gradients)
         warnings = [*rule.after(outcome), *self.objective.warnings(step)]
         proposal.take_step()
         if step_norm is None:

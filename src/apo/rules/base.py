@@ -201,7 +201,7 @@ class Rule(ABC):
 
         Args:
             gradients: Of Q with respect to phi.
-            outcome: How the look-ahead went, for rules that can use it.
+            outcome: How the look-ahead went; only a rule that ``compares`` is given it.
         """
         for parameter, gradient in zip(self.phi(), gradients, strict=True):
             parameter.grad = gradient.to(parameter.device, parameter.dtype).reshape(parameter.shape)
