@@ -111,10 +111,10 @@ def test_an_output_that_is_not_there_is_named(door):
 def test_a_loss_without_a_divergence_of_its_own_asks_for_one(door):
     refuses(
         ValueError,
-        "No closed-form discrepancy is known for the loss l1_loss; pass discrepancy=... with one of",
-        lambda: Run(door, loss=F.l1_loss),
+        'discrepancy must be given for the loss cosine_similarity, got "auto": pass discrepancy=apo.Bregman(loss) if',
+        lambda: Run(door, loss=F.cosine_similarity),
     )
-    Run(door, loss=F.l1_loss, fsd_weight=0)  # without the term none is needed
+    Run(door, loss=F.cosine_similarity, fsd_weight=0)  # without the term none is needed
 
 
 def test_a_network_that_should_return_its_loss_but_does_not_is_named():

@@ -73,7 +73,8 @@ class Tuner:
         wsd_weight: Weight of the weight-space term; None for the rule's default.
         other_batch_share: Share of the loss term that is taken on B' instead of B, see :class:`apo.ProximalObjective`;
             None for the rule's default. 1 is the ablation of the paper's appendix D: the learned rate collapses.
-        discrepancy: The divergence between outputs, or ``"auto"`` for the one that belongs to the loss.
+        discrepancy: The divergence between outputs, or ``"auto"`` for the one that belongs to the loss, see
+            :func:`apo.discrepancy.for_loss`; ``tuner.objective.discrepancy`` shows what it chose.
         mask: Which positions count in the function-space term, see :class:`apo.ProximalObjective`.
         fsd_batch: ``"previous"``, ``"same"`` or an iterable of batches, see :mod:`apo.core.batches`.
         scaler: The ``torch.amp.GradScaler`` of a float16 run.
