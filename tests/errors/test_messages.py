@@ -223,7 +223,7 @@ def test_weights_of_the_objective_must_be_numbers(name):
 def test_a_rate_of_zero_cannot_be_learned(door, rate):
     refuses(
         ValueError,
-        "lr of param group 0 must be positive, got 0.0: apo learns its logarithm",
+        "lr of param group 0 must be positive, got 0.0: leave parameters that should not move out",
         lambda: Run(door, lambda model: SGD(model.parameters(), lr=rate, foreach=False)),
     )
 
@@ -313,7 +313,8 @@ def test_the_rule_is_a_rule_or_an_optimizer():
 def test_arguments_of_attach_in_the_wrong_order_are_noticed():
     model: Any = plain_network()
     optimizer: Any = sgdm(model)
-    refuses(TypeError, "model must be a torch.nn.Module, got SGD", lambda: apo.attach(model, optimizer))
+    expected = "in the order apo.attach(optimizer, model, criterion), got Sequential, SGD: swap them"
+    refuses(TypeError, expected, lambda: apo.attach(model, optimizer))  # type: ignore[arg-type]
 
 
 def test_a_functional_loss_has_to_be_wrapped_for_attach():
@@ -427,7 +428,11 @@ def test_small_mistakes_get_a_sentence_each():
         (TypeError, "scaler must be a torch.amp.GradScaler or None, got True", {"scaler": True}),
         (TypeError, "mask must be 'auto', None or a function of a batch's recording, got 'x'", {"mask": "x"}),
         (ValueError, "interval must be a whole number of at least 1, got 2.5", {"interval": 2.5}),
-        (TypeError, "got the class itself: write CrossEntropyLoss()", {"criterion": nn.CrossEntropyLoss}),
+        (
+            TypeError,
+            "got the class itself, CrossEntropyLoss: write CrossEntropyLoss()",
+            {"criterion": nn.CrossEntropyLoss},
+        ),
     ]
     for error, sentence, options in cases:
         refuses(

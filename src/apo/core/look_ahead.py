@@ -29,7 +29,7 @@ from apo.distributed import Processes, fold_up
 from apo.errors import MissingBatchError, ReplayError
 from apo.passes.isolation import Surface
 from apo.passes.recording import Recording
-from apo.vectors import advance_, assign_, norm, wide
+from apo.vectors import advance_, assign_, norm, scaled, wide
 
 __all__ = ["LookAhead", "LookAheads"]
 
@@ -69,6 +69,7 @@ class LookAheads:
         others: B'; empty if it is B, or if no term needs it.
         share: The share of the loss term on B'.
         scale: The factor of a GradScaler.
+        unit: The unit of the loss, see :func:`apo.core.objective.unit_of_loss`.
         processes: The processes that train the network together.
     """
 
@@ -84,6 +85,7 @@ class LookAheads:
     others: list[Recording]
     share: float
     scale: float
+    unit: float | Tensor
     processes: Processes
     _at_theta: list[tuple[Any, Tensor | None]] | None = field(default=None, init=False)  # on B', once evaluated
 
@@ -113,7 +115,9 @@ class LookAheads:
             assign_(self.parameters, self.origin)
             self._drop_assembled_weights()
         if self.objective.wsd_weight:
-            advance_(gradient, displacement, self.objective.wsd_weight)
+            in_unit = scaled(displacement, self.unit) if isinstance(self.unit, Tensor) else displacement
+            number = 1.0 if isinstance(self.unit, Tensor) else self.unit
+            advance_(gradient, in_unit, number * self.objective.wsd_weight)
         wsd = 0.5 * norm(displacement).square()
         return LookAhead(Terms(_sum(losses, wsd), _sum(discrepancies, wsd), wsd), gradient)
 
@@ -166,7 +170,7 @@ class LookAheads:
             losses.append(terms[-1].detach())
         if part.fsd_weight:
             fsd = self.objective.fsd(new, part.old, part.batch)
-            terms.append(fsd * part.fsd_weight)
+            terms.append(_times(fsd * part.fsd_weight, self.unit))
             discrepancies.append(_times(fsd.detach(), part.fsd_weight / self.objective.fsd_weight))
         return _sum(terms)
 
@@ -195,12 +199,13 @@ def _gradient(parameter: Tensor, scale: float) -> Tensor:
 
 def _weighted(loss: Tensor, weight: float | Tensor) -> Tensor:
     """Return a loss times the factor with which it was back-propagated; a loss without reduction is summed."""
-    value = loss * weight if isinstance(weight, Tensor) else _times(loss, weight)
+    value = _times(loss, weight)
     return value.sum() if value.ndim else value
 
 
-def _times(tensor: Tensor, factor: float) -> Tensor:
-    return tensor if factor == 1.0 else tensor * factor  # a kernel saved, and the usual case
+def _times(tensor: Tensor, factor: float | Tensor) -> Tensor:
+    # A kernel saved, and the usual case; comparing a tensor would wait for its device.
+    return tensor if not isinstance(factor, Tensor) and factor == 1.0 else tensor * factor
 
 
 def _sum(terms: Sequence[Tensor | float], like: Tensor | None = None) -> Tensor:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from apo.core.batches import FSDBatches
 from apo.core.look_ahead import LookAheads
-from apo.core.objective import ProximalObjective, Terms
+from apo.core.objective import ProximalObjective, Terms, unit_of_loss
 from apo.core.records import MetaStep
 from apo.distributed import ALONE, Processes, through_wrapper
 from apo.errors import NonFiniteError
@@ -116,9 +116,11 @@ class Engine:
         numbers = {"loss at theta": look_aheads.loss_at_theta(), **ahead.terms._asdict()}
         if step_norm is not None:
             numbers["step norm"] = step_norm
+        if isinstance(look_aheads.unit, Tensor):
+            numbers["unit"] = look_aheads.unit
         numbers, meta_gradient_norm = self._agree(step, numbers, norm(gradients), processes)
         loss, terms = numbers["loss at theta"], Terms(*(numbers[name] for name in Terms._fields))
-        objective = terms.total(self.objective)
+        objective = terms.total(self.objective, numbers.get("unit", look_aheads.unit))  # type: ignore[arg-type]
         if not math.isfinite(loss):
             raise NonFiniteError(
                 f"the training loss is {loss} at step {step}, so there is nothing to learn from: look for NaN in the "
@@ -187,6 +189,7 @@ class Engine:
             others=others,
             share=share,
             scale=float(self.scaler.get_scale()) if self.scaler is not None and self.scaler.is_enabled() else 1.0,
+            unit=unit_of_loss([recording.weight for recording in recordings]),
             processes=processes,
         )
 

@@ -13,6 +13,7 @@ the optimizer's step hooks say when the weights move. One iteration of the loop:
 from __future__ import annotations
 
 import inspect
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,8 @@ from torch.autograd.graph import get_gradient_edge
 from torch.optim import Optimizer
 
 from apo.distributed import leaves_gradients
-from apo.errors import ReplayError
+from apo.errors import ApoWarning, ReplayError
+from apo.loop.checks import is_loss_of_torch
 from apo.loop.hooks import is_inner_step, run_first, run_last, unscale_fused, with_closure
 from apo.loop.tuner import Tuner
 from apo.passes.isolation import every_module
@@ -107,6 +109,7 @@ class Attached(Tuner):
         1
     """
 
+    _door = "apo.attach"
     _calls: list[tuple[Call, _Output]]
     _pending: Call | None
     _observed: list[_Observed]
@@ -256,6 +259,7 @@ class Attached(Tuner):
         weights = [observed.weight for observed in used if observed.weight is not None]
         if all(weight.device.type == "cpu" and not weight.ndim for weight in weights):
             weights = [weight.item() for weight in weights]  # reading these waits for no device
+        self._warn_of_maximising(weights)
         divisor = self._loss_scale(weights, sum(observed.passes for observed in used))
         parameters = list(self._parameters())
         settled = [observed.recording.settled(parameters) for observed in used]
@@ -278,6 +282,18 @@ class Attached(Tuner):
                 "one, so it cannot be evaluated at other weights: let the network return its loss, or use apo.APO"
             )
         return used
+
+    def _warn_of_maximising(self, weights: Sequence[Tensor | float]) -> None:
+        """Say that a loss of torch is made larger; a negative weight turns any other criterion into a loss."""
+        if self._begun or not is_loss_of_torch(self.engine.criterion):
+            return  # one look at the first meta-step: reading a weight may wait for a device
+        if any(float(weight.sum() if isinstance(weight, Tensor) else weight) < 0 for weight in weights):
+            warnings.warn(
+                "criterion must be minimised, got a negative weight in front of it: the learned rate is the one that "
+                "makes the loss larger; back-propagate the loss itself, or detach() apo if that is what you want",
+                ApoWarning,
+                stacklevel=2,
+            )
 
     def _loss_scale(self, weights: Sequence[Tensor | float], passes: int) -> Tensor | float:
         scaler = self.engine.scaler

@@ -48,7 +48,8 @@ class APO(Tuner):
     _stepping = False
 
     def _in_old_form(self, optimizer: Any, model: Any, criterion: Any, loss: Any) -> tuple[Any, Any, Any]:
-        if isinstance(optimizer, nn.Module) and isinstance(model, (Rule, Optimizer)):
+        is_network = isinstance(optimizer, nn.Module) and next(optimizer.parameters(), None) is not None
+        if is_network and isinstance(model, (Rule, Optimizer)):
             warnings.warn(
                 "apo.APO takes the optimizer first, as apo.attach does: write APO(optimizer, model, criterion); the "
                 "old order will be removed",

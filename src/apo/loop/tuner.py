@@ -33,6 +33,7 @@ from apo.core.records import History, MetaStep
 from apo.discrepancy import Discrepancy
 from apo.distributed import whole
 from apo.errors import ApoWarning, ReplayError
+from apo.loop.checks import check_arguments
 from apo.loop.hooks import Hooks
 from apo.passes.isolation import RandomState, devices_of
 from apo.passes.recording import Call, Recording, Slot, as_call, tree_map
@@ -99,6 +100,8 @@ class Tuner:
         (True, [0, 5, 10])
     """
 
+    _door = "apo.APO"  # how users call it, for messages
+
     def __init__(
         self,
         optimizer: Rule | Optimizer,
@@ -120,12 +123,7 @@ class Tuner:
         loss: Callable[..., Tensor] | None = None,
     ) -> None:
         optimizer, model, criterion = self._in_old_form(optimizer, model, criterion, loss)
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-        if scaler is not None and not hasattr(scaler, "get_scale"):
-            raise TypeError(f"scaler must be a torch.amp.GradScaler or None, got {scaler!r}")
-        if not isinstance(cuda_graph, bool):
-            raise TypeError(f"cuda_graph must be True or False, got {cuda_graph!r}")
+        check_arguments(self._door, optimizer, model, criterion, scaler, cuda_graph)
         if (optimizer.optimizer if isinstance(optimizer, Rule) else optimizer) in _TUNED:
             raise ValueError(
                 "optimizer already has a tuner: use that one, or call its detach() before building another"
@@ -170,14 +168,7 @@ class Tuner:
         return optimizer, model, loss
 
     def _watchable(self, criterion: Any) -> Callable[..., Tensor] | None:
-        """Check the loss function, and return what the look-ahead calls."""
-        if criterion is not None and not callable(criterion):
-            raise TypeError(
-                f"criterion must be callable as criterion(output, target) or None, got {type(criterion).__name__}"
-            )
-        if isinstance(criterion, type):
-            name = criterion.__name__
-            raise TypeError(f"criterion must be a function or an instance, got the class itself: write {name}()")
+        """Return what the look-ahead calls in place of the loss function."""
         return cast("Callable[..., Tensor] | None", criterion)
 
     @property

@@ -290,7 +290,10 @@ class LearningRate(Rule):
         """Learn one more group's rate; return the schedule's factor in it, or None for what the group itself shows."""
         rate, factor = base_rate(group, self.optimizer), None
         if not (math.isfinite(rate) and rate > 0):
-            raise ValueError(f"lr of param group {index} must be positive, got {rate}: apo learns its logarithm")
+            raise ValueError(
+                f"lr of param group {index} must be positive, got {rate}: leave parameters that should not move out of "
+                "the optimizer, or freeze them by requires_grad_(False) and give their group any rate"
+            )
         if not self._phi:
             self._first_rate = rate
         ratio = rate / self._first_rate
