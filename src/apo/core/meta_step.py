@@ -124,7 +124,8 @@ class Engine:
         if not math.isfinite(loss):
             raise NonFiniteError(
                 f"the training loss is {loss} at step {step}, so there is nothing to learn from: look for NaN in the "
-                "data, and lower the optimizer's lr or clip the gradients if it grew before"
+                "data, and lower the optimizer's lr or clip the gradients if it grew before; on_nonfinite='skip' would "
+                "leave such steps out"
             )
         self._check_step(step, numbers.get("step norm", 0.0))
 

@@ -115,6 +115,7 @@ class Attached(Tuner):
     _observed: list[_Observed]
     _criterion: nn.Module | None
     _in_closure = False
+    _skipped = False  # whether the step that is under way has lost its gradients, see `on_nonfinite`
     _left_out = False  # whether a fused optimizer leaves out the step that is under way
 
     def _watchable(self, criterion: Any) -> Callable[..., Tensor] | None:
@@ -147,8 +148,14 @@ class Attached(Tuner):
         self._left_out = self.is_meta_step() and unscale_fused(optimizer)
         if self._left_out:
             return None
+        in_closure = (
+            with_closure(args, kwargs, self._as_if_outside) if self.is_meta_step() or self._skipping.enabled else None
+        )
+        self._skipped = in_closure is None and self._skipping.takes_gradients(self._parameters())
+        if self._skipped:
+            return None
         self._begin_step()
-        return with_closure(args, kwargs, self._as_if_outside) if self._theta is not None else None
+        return in_closure
 
     def _as_if_outside(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """Let a closure find the optimizer as it is outside a step."""
@@ -160,7 +167,9 @@ class Attached(Tuner):
                 loss = closure()
             finally:
                 self._in_closure = False
-            self._measuring.enter_context(self.rule.measuring())
+            self._skipped = self._skipping.takes_gradients(self._parameters())
+            if self._theta is not None:
+                self._measuring.enter_context(self.rule.measuring())
             return loss
 
         return run
@@ -177,6 +186,8 @@ class Attached(Tuner):
         if self._left_out:
             self._forget()  # after an overflow the fused optimizer stayed where it was: the step does not count
             return
+        if self._skipped:
+            return self._skip()
         self._finish_step(self._used_recordings)
 
     # ------------------------------------------------------------------ the forward and backward passes

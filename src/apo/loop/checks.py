@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from torch import nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
+from apo.errors import ApoWarning
 from apo.rules.base import Rule
 
-__all__ = ["check_arguments", "check_criterion", "is_loss_of_torch"]
+__all__ = ["check_arguments", "check_criterion", "is_loss_of_torch", "under_old_name"]
 
 
 def check_arguments(door: str, optimizer: Any, model: Any, criterion: Any, scaler: Any, cuda_graph: Any) -> None:
@@ -57,6 +59,16 @@ def check_criterion(criterion: Any) -> None:
         raise TypeError(
             f"criterion must be callable as criterion(output, target) or None, got {type(criterion).__name__}"
         )
+
+
+def under_old_name(criterion: Any, loss: Any) -> Any:
+    """Return the criterion, which 0.1 called ``loss``; that name is accepted for one release."""
+    if loss is None:
+        return criterion
+    if criterion is not None:
+        raise TypeError("criterion and loss are two names of one argument: pass criterion alone")
+    warnings.warn("loss= is called criterion= now; the old name will be removed", ApoWarning, stacklevel=5)
+    return loss
 
 
 def is_loss_of_torch(criterion: Any) -> bool:

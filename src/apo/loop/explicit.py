@@ -89,6 +89,9 @@ class APO(Tuner):
             self._forget()
             loss = self.backward(inputs, target)
         scaler, is_meta_step = self.engine.scaler, self.is_meta_step()
+        if scaler is None and self._skipping.takes_gradients(self._parameters()):  # a scaler does so by itself
+            self._skip()
+            return loss
         self._stepping = True
         try:
             # Hooks of others see the step that is taken in the end, not the one that is measured.

@@ -33,8 +33,9 @@ from apo.core.records import History, MetaStep
 from apo.discrepancy import Discrepancy
 from apo.distributed import whole
 from apo.errors import ApoWarning, ReplayError
-from apo.loop.checks import check_arguments
+from apo.loop.checks import check_arguments, under_old_name
 from apo.loop.hooks import Hooks
+from apo.loop.nonfinite import SkippedSteps
 from apo.passes.isolation import RandomState, devices_of
 from apo.passes.recording import Call, Recording, Slot, as_call, tree_map
 from apo.rules import as_rule
@@ -83,6 +84,9 @@ class Tuner:
             as with small networks or batches, replaying them costs a fraction of running them; they need memory for one
             more set of activations. Only a network in one process that maps one tensor to one, without random numbers,
             is captured; any other runs as it does without.
+        on_nonfinite: ``"raise"`` a :class:`apo.NonFiniteError` at a meta-step whose loss or new weights are not finite,
+            or ``"skip"`` such steps, of any iteration: weights and optimizer stay as they were, and the step does not
+            count. Skipping looks at the gradients before every step, which waits for the device.
         on_meta_step: Called with the :class:`MetaStep` of every meta-step, for logging; one function or several.
         history_limit: How many records :attr:`history` keeps.
         loss: The old name of ``criterion``.
@@ -118,6 +122,7 @@ class Tuner:
         fsd_batch: str | Iterable[Any] = "previous",
         scaler: Any = None,
         cuda_graph: bool = False,
+        on_nonfinite: str = "raise",
         on_meta_step: Callable[[MetaStep], None] | Iterable[Callable[[MetaStep], None]] | None = None,
         history_limit: int = 10_000,
         loss: Callable[..., Tensor] | None = None,
@@ -148,6 +153,7 @@ class Tuner:
         self.history = History(whole_number("history_limit", history_limit))
         self.steps = 0
         self.skipped_meta_updates = 0
+        self._skipping = SkippedSteps(on_nonfinite)
         self._listeners = [on_meta_step] if callable(on_meta_step) else list(on_meta_step or ())
         self._theta: dict[Tensor, Tensor] | None = None  # the weights before the step, while a meta-step is under way
         self._measuring = ExitStack()  # what the rule prepared for that step
@@ -160,16 +166,16 @@ class Tuner:
 
     def _in_old_form(self, optimizer: Any, model: Any, criterion: Any, loss: Any) -> tuple[Any, Any, Any]:
         """Accept the names of 0.1, with a warning, for one release."""
-        if loss is None:
-            return optimizer, model, criterion
-        if criterion is not None:
-            raise TypeError("criterion and loss are two names of one argument: pass criterion alone")
-        warnings.warn("loss= is called criterion= now; the old name will be removed", ApoWarning, stacklevel=4)
-        return optimizer, model, loss
+        return optimizer, model, under_old_name(criterion, loss)
 
     def _watchable(self, criterion: Any) -> Callable[..., Tensor] | None:
         """Return what the look-ahead calls in place of the loss function."""
         return cast("Callable[..., Tensor] | None", criterion)
+
+    @property
+    def skipped_steps(self) -> int:
+        """How many steps were left out, see ``on_nonfinite``."""
+        return self._skipping.count
 
     @property
     def optimizer(self) -> Optimizer:
@@ -258,10 +264,12 @@ class Tuner:
                     raise ReplayError(self._no_recording_message())
                 record = self.engine.meta_step(self.steps, theta, recordings, first=not self._begun)
                 self._begun |= record is not None
-        except BaseException:
+        except BaseException as error:
             if theta is not None:
                 assign_(list(theta), list(theta.values()))  # leave the last good weights behind
-            raise
+            if not self._skipping.covers(error):
+                raise
+            return self._skip()
         finally:
             _REPLAYING.now = False
         if recordings and self.fsd_batches.keeps_previous and self.is_meta_step(self.steps + 1):
@@ -270,6 +278,12 @@ class Tuner:
         self.steps += 1
         if record is not None:
             self._publish(record)
+
+    def _skip(self) -> None:
+        """Leave a step out: it does not count."""
+        self._abandon()
+        self._forget()
+        self._skipping.note(self.steps)
 
     def _publish(self, record: MetaStep) -> None:
         self.history.append(record)
@@ -358,6 +372,7 @@ class Tuner:
             "steps": self.steps,
             "begun": self._begun,
             "skipped_meta_updates": self.skipped_meta_updates,
+            "skipped_steps": self.skipped_steps,
             "rule": self.rule.state_dict(),
             "fsd_batches": self.fsd_batches.state_dict(),
             "history": self.history.state_dict(),
@@ -381,6 +396,7 @@ class Tuner:
         self.steps = int(loaded["steps"])
         self._begun = bool(loaded.get("begun", self.steps > 0))  # files of 0.1.0 do not have it
         self.skipped_meta_updates = int(loaded["skipped_meta_updates"])
+        self._skipping.count = int(loaded.get("skipped_steps", 0))
         self.rule.load_state_dict(loaded["rule"])
         self.fsd_batches.load_state_dict(loaded["fsd_batches"], self.device)
         self.history.load_state_dict(loaded["history"])
