@@ -89,11 +89,23 @@ def tail_displacement(
     states = [optimizer.state[p] for p in parameters]
     kind = _tail_class(type(optimizer))
     assert kind is not None
-    displacement = _TAILS[kind](gradients, states, group, fresh, -rate)
+    # torch keeps second moments of real and imaginary parts apart, in tensors that only look complex.
+    reals = [_as_real(gradient) for gradient in gradients]
+    states = [
+        {name: _as_real(value) for name, value in state.items()} if g.is_complex() else state
+        for g, state in zip(gradients, states, strict=True)
+    ]
+    displacement = _TAILS[kind](reals, states, group, fresh, -rate)
+    pairs = zip(gradients, displacement, strict=True)
+    displacement = [torch.view_as_complex(part) if g.is_complex() else part for g, part in pairs]
     decoupled = float(group.get("weight_decay", 0.0)) - decay
     if decoupled:
         advance_(displacement, [wide(value) for value in theta], -rate * decoupled)
     return displacement
+
+
+def _as_real(value: Any) -> Any:
+    return torch.view_as_real(value) if isinstance(value, Tensor) and value.is_complex() else value
 
 
 def _sgd(
