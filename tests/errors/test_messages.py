@@ -122,7 +122,7 @@ def test_a_network_that_should_return_its_loss_but_does_not_is_named():
     tuner = apo.APO(sgdm(model), model)
     refuses(
         apo.ReplayError,
-        "no loss function was given and the network's output, a Tensor, has no entry 'loss': pass loss=/criterion=",
+        "no loss function was given and the network's output, a Tensor, has no entry 'loss': pass criterion=",
         lambda: tuner.step(batch(0)[0]),
     )
 

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-from tests.loops.loop import Run, assert_at_work, assert_learns, digit_batches, fails_today, mlp, wrong
+from tests.loops.loop import Run, assert_at_work, assert_learns, digit_batches, mlp, wrong
 from torch import nn
 
 import apo
@@ -109,7 +109,6 @@ def test_a_loop_that_calls_forward_itself_is_refused():
         optimizer.step()
 
 
-@fails_today("all 50 outputs of a validation are kept until the next step")
 def test_validation_without_no_grad_does_not_keep_its_outputs():
     model, criterion = mlp(), nn.CrossEntropyLoss()
     optimizer = sgdm(model, 0.01)
@@ -141,10 +140,23 @@ class Remembering(nn.Module):
         return self.body(torch.cat([x, self.state.expand_as(x)], dim=1))
 
 
-@fails_today("the state is wrong by 0.6 after one step, silent")
-def test_a_state_that_the_network_keeps_in_an_attribute_is_moved_by_training_alone():
+class RememberingInPlace(Remembering):
+    """The same, written into a tensor and a list of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.states = [self.state]
+
+    def forward(self, x):
+        self.passes += 1
+        self.states.append(self.states.pop().mul_(0.9).add_(0.1 * x.mean(0)))
+        return self.body(torch.cat([x, self.state.clone().expand_as(x)], dim=1))
+
+
+@pytest.mark.parametrize("network", [Remembering, RememberingInPlace])
+def test_a_state_that_the_network_keeps_in_an_attribute_is_moved_by_training_alone(network):
     expected = torch.zeros(64)
-    model, criterion = Remembering(), nn.CrossEntropyLoss()
+    model, criterion = network(), nn.CrossEntropyLoss()
     optimizer = sgdm(model, 0.01)
     tuner = apo.attach(optimizer, model, criterion)
     for x, y in digit_batches(25):
@@ -155,6 +167,28 @@ def test_a_state_that_the_network_keeps_in_an_attribute_is_moved_by_training_alo
         torch.testing.assert_close(model.state, expected)
     assert model.passes == 25
     assert_at_work(tuner)
+
+
+def test_a_pass_that_is_run_again_starts_from_the_state_of_the_training_pass():
+    outputs = []
+
+    class Listening(Remembering):
+        def forward(self, x):
+            output = super().forward(x)
+            outputs.append(output.detach())
+            return output
+
+    model, criterion = Listening(), nn.CrossEntropyLoss()
+    optimizer = sgdm(model, 1e-9)
+    apo.attach(apo.LearningRate(optimizer, warm_start=False), model, criterion, interval=5)
+    for x, y in digit_batches(6):
+        optimizer.zero_grad()
+        outputs.clear()
+        criterion(model(x), y).backward()
+        optimizer.step()
+    assert len(outputs) == 4  # training, B' at theta, B and B' at theta'
+    torch.testing.assert_close(outputs[2], outputs[0])
+    torch.testing.assert_close(outputs[3], outputs[1])
 
 
 class Spectrum(nn.Module):

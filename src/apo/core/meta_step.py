@@ -172,8 +172,9 @@ class Engine:
         share, others = self.objective.share(step), []
         if self.objective.needs_other_batch and not self.batches.is_same:
             other = self.batches.draw(recordings[-1])
-            # B' sees the same dropout masks at theta and at theta'.
-            other = other.with_random_state(RandomState.capture(surface.devices, draws_from_host))
+            # B' sees the same dropout masks, and the same state in attributes, at theta and at theta'.
+            random_state = RandomState.capture(surface.devices, draws_from_host)
+            other = other.starting_from(random_state, surface.attributes())
             others = [replace(other, weight=_total_weight(recordings)) if share else other]
         # Graphs keep the activations of one call, and do not average gradients over processes.
         graphs_serve = all(len(recording.calls) == 1 for recording in recordings) and not processes.groups

@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
@@ -27,11 +27,12 @@ from torch.optim import Optimizer
 from apo.distributed import leaves_gradients
 from apo.errors import ApoWarning, ReplayError
 from apo.loop.checks import is_loss_of_torch
-from apo.loop.hooks import is_inner_step, run_first, run_last, unscale_fused, with_closure
+from apo.loop.hooks import is_inner_step, refuse_compiled_step, run_first, run_last, unscale_fused, with_closure
+from apo.loop.outputs import Outputs
 from apo.loop.tuner import Tuner
 from apo.passes.isolation import every_module
-from apo.passes.recording import Autocast, Call, Recording, Slot, own_loss, tree_map
-from apo.torch_internals import functorch_transform, step_post_hooks, step_pre_hooks, version_of, will_reach
+from apo.passes.recording import Autocast, Call, Recording, own_loss, own_prediction, tree_map
+from apo.torch_internals import functorch_transform, step_post_hooks, step_pre_hooks, will_reach
 
 __all__ = ["Attached", "attach", "criterion"]
 
@@ -64,23 +65,12 @@ def criterion(function: Callable[..., Tensor]) -> nn.Module:
     return FunctionalLoss(function)
 
 
-@dataclass(frozen=True)
-class _Output:
-    """What a call of the network returned: its tensors, each with where it is and its version counter."""
-
-    value: Any
-    leaves: list[tuple[tuple[int | str, ...], Tensor, int]]
-
-    def unchanged(self) -> bool:
-        """Return whether nothing was changed in place since: a replay would not repeat the change."""
-        return all(version_of(leaf) == version for _, leaf, version in self.leaves)
-
-
 @dataclass(eq=False)
 class _Observed:
     """A loss that was computed, and the weight with which it was back-propagated (None: not at all, so far)."""
 
     recording: Recording
+    order: int = 0  # which of the losses of this iteration it was
     weight: Tensor | None = None
     passes: int = 0  # how often it was back-propagated
     probed: Tensor | None = None  # the weight in `torch.autograd.grad`
@@ -96,8 +86,9 @@ class Attached(Tuner):
     iteration has no ``backward()``: otherwise it is taken for an inspection of the gradients, such as their noise.
 
     Arguments of the network that carry a graph, such as features of an encoder that another optimizer trains, are
-    constants to a meta-step. Put passes that are not for training under ``torch.no_grad()``: the outputs of others are
-    kept until the next step, in case a loss is computed from them.
+    constants to a meta-step. What the loop does to the network's output before the criterion sees it (a transpose, a
+    slice, a mask, a temperature, a cast) is noted and repeated at the other weights; what draws random numbers or
+    changes tensors in place cannot be, and is refused: move it into the criterion.
 
     Example:
         >>> import apo, torch
@@ -110,9 +101,10 @@ class Attached(Tuner):
     """
 
     _door = "apo.attach"
-    _calls: list[tuple[Call, _Output]]
+    _outputs: Outputs
     _pending: Call | None
-    _observed: list[_Observed]
+    _observed: list[_Observed]  # those that were back-propagated
+    _losses: int
     _criterion: nn.Module | None
     _in_closure = False
     _skipped = False  # whether the step that is under way has lost its gradients, see `on_nonfinite`
@@ -130,14 +122,16 @@ class Attached(Tuner):
     def _install_hooks(self) -> None:
         super()._install_hooks()
         optimizer, hooks = self.optimizer, self._hooks
-        self._before = hooks.add(optimizer.register_step_pre_hook, self._before_step)
+        before = self._before_step
+        self._before = hooks.add(optimizer.register_step_pre_hook, before, when_compiled=refuse_compiled_step)
         after = hooks.add(optimizer.register_step_post_hook, self._after_step)
         run_first(step_post_hooks(optimizer), after)
         # The optimizer owns the tuner: when it is dropped, a network that lives on keeps nothing of either.
-        watch = {"weak": True, "with_kwargs": True}
+        watch: Any = {"weak": True, "with_kwargs": True}
         hooks.add(self.model.register_forward_pre_hook, self._before_forward, **watch)
         hooks.add(self.model.register_forward_hook, self._after_forward, **watch)
         if self._criterion is not None:
+            hooks.add(self._criterion.register_forward_pre_hook, self._before_loss, **watch)
             hooks.add(self._criterion.register_forward_hook, self._after_loss, **watch)
 
     # ------------------------------------------------------------------ the optimizer's step
@@ -207,25 +201,29 @@ class Attached(Tuner):
         call, self._pending = self._pending, None
         if call is None:
             return
-        leaves = [(path, leaf, version_of(leaf)) for path, leaf in _leaves(output)]
-        self._calls.append((call, _Output(output, leaves)))
         if self._criterion is None:
-            self._observe(own_loss(output), Recording((call,), None, {}, (), self._autocast()), output)
+            if not _is_inference(output):
+                recording = Recording((call,), None, {}, (), self._autocast())
+                self._observe(own_loss(output), recording, own_prediction(output))
+        else:
+            self._outputs.add(call, output)
+
+    def _before_loss(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        if self._outputs:
+            self._outputs.rest(args, kwargs)
 
     def _after_loss(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], loss: Tensor) -> None:
-        if not (self._calls and torch.is_grad_enabled() and self._wants_recording() and _has_gradient(loss)):
+        if not self._outputs:
             return
-        slots = tuple(_find_slots(args, kwargs, [output for _, output in self._calls]))
-        used = sorted({slot.call for slot in slots})
-        calls = tuple(self._calls[index][0] for index in used)
-        if used != list(range(len(used))):
-            slots = tuple(replace(slot, call=used.index(slot.call)) for slot in slots)
-        seen = {slot.position for slot in slots}
-        rest = tuple(None if index in seen else value for index, value in enumerate(args))
-        named = {name: None if name in seen else value for name, value in kwargs.items()}
-        filled = [args[p] if isinstance(p, int) else kwargs[p] for p in (slot.position for slot in slots)]
-        prediction = filled[0] if len(filled) == 1 else tuple(filled)
-        self._observe(loss, Recording(calls, rest, named, slots, self._autocast()), prediction)
+        if torch.is_grad_enabled() and self._wants_recording() and _has_gradient(loss):
+            calls, slots = self._outputs.slots(args, kwargs)
+            seen = {slot.position for slot in slots}
+            rest = tuple(None if index in seen else value for index, value in enumerate(args))
+            named = {name: None if name in seen else value for name, value in kwargs.items()}
+            filled = [args[p] if isinstance(p, int) else kwargs[p] for p in (slot.position for slot in slots)]
+            prediction = filled[0] if len(filled) == 1 else tuple(filled)
+            self._observe(loss, Recording(calls, rest, named, slots, self._autocast()), prediction)
+        self._outputs.wake()
 
     def _observe(self, loss: Tensor, recording: Recording, prediction: Any) -> None:
         """Keep a loss with its recording, and wait for its backward pass."""
@@ -235,10 +233,12 @@ class Attached(Tuner):
             modules = every_module(part for part in (self.model, self._criterion) if part is not None)
             modes = tuple((module, module.training) for module in modules)
             recording = recording.ended(loss.detach().clone(), kept, modes=modes)
-        observed = _Observed(recording)
+        observed = _Observed(recording, self._losses)
+        self._losses += 1
         earlier = [other for other in self._observed if other.weight is not None]
-        self._observed.append(observed)
         owner = weakref.ref(self)  # the loss may outlive the tuner, or be kept by it
+        # Only the loss keeps what was observed, until it is back-propagated: a validation without no_grad would else
+        # keep all of its batches until the next step.
 
         def note(weight: Tensor) -> None:
             tuner = owner()
@@ -250,6 +250,8 @@ class Attached(Tuner):
     def _note_backward(self, observed: _Observed, earlier: list[_Observed], weight: Tensor) -> None:
         """Receive the weight with which a loss is back-propagated, after some earlier ones."""
         weight = weight.detach().clone() if self.is_meta_step() else weight
+        if observed not in self._observed:
+            self._observed = sorted([*self._observed, observed], key=lambda each: each.order)
         if not _fills_gradients(self._parameters()):
             observed.probed = weight
             return
@@ -289,8 +291,9 @@ class Attached(Tuner):
         used = [observed for observed in used if observed.recording.slots]
         if others and (not used or any(other.depends_on(list(self._parameters())) for other in others)):
             raise ReplayError(
-                "the criterion was called on something that is neither an output of the network nor a reshape of "
-                "one, so it cannot be evaluated at other weights: let the network return its loss, or use apo.APO"
+                "the criterion was called on something that was made of an output of the network in a way that cannot "
+                "be repeated at other weights (random numbers, or a tensor changed in place): move what is between "
+                "network and criterion into the criterion, criterion = apo.criterion(your_function)"
             )
         return used
 
@@ -317,7 +320,11 @@ class Attached(Tuner):
         return total if total > limit else 1.0
 
     def _forget(self) -> None:
-        self._calls, self._observed, self._pending = [], [], None
+        if hasattr(self, "_outputs"):
+            self._outputs.forget()
+        else:
+            self._outputs = Outputs()
+        self._observed, self._pending, self._losses = [], None, 0
 
     def _autocast(self) -> Autocast:
         return Autocast.capture(self.device.type)
@@ -378,29 +385,15 @@ def attach(*args: Any, **options: Any) -> Attached:  # noqa: D417 - the argument
     return Attached(*args, **options)
 
 
+def _is_inference(output: Any) -> bool:
+    """Return whether a network that returns (logits, loss) was called without targets: its loss is None then."""
+    return isinstance(output, (tuple, list)) and any(item is None for item in output)
+
+
 def _has_gradient(loss: Any) -> bool:
     if not isinstance(loss, Tensor):
         raise TypeError(f"criterion must return a tensor, got {type(loss).__name__}: let it return the loss alone")
     return loss.requires_grad
-
-
-def _find_slots(args: tuple, kwargs: Mapping[str, Any], outputs: list[_Output]) -> Iterator[Slot]:
-    """Find which arguments of the criterion are outputs of the network, or reshapes of such."""
-    intact = [(index, output) for index, output in enumerate(outputs) if output.unchanged()]
-    leaves = [(index, path, leaf) for index, output in intact for path, leaf, _ in output.leaves]
-    for position, value in [*enumerate(args), *kwargs.items()]:
-        if not isinstance(value, Tensor):
-            whole = [index for index, output in intact if output.value is value]
-            if whole:
-                yield Slot(position, whole[-1])
-            continue
-        for index, path, leaf in reversed(leaves):
-            if leaf is value:
-                yield Slot(position, index, path)
-                break
-            if _is_reshape(value, leaf):
-                yield Slot(position, index, path, tuple(int(size) for size in value.shape))
-                break
 
 
 def _fills_gradients(parameters: Iterable[Tensor]) -> bool:
@@ -409,21 +402,3 @@ def _fills_gradients(parameters: Iterable[Tensor]) -> bool:
         return any(will_reach(get_gradient_edge(p).node) for p in parameters if p.requires_grad)
     except RuntimeError:
         return False
-
-
-def _is_reshape(value: Tensor, leaf: Tensor) -> bool:
-    if value.requires_grad != leaf.requires_grad:
-        return False  # a detached output is a constant, such as the target of a stop-gradient
-    same_memory = value.data_ptr() == leaf.data_ptr() and value.numel() == leaf.numel() and value.numel() > 0
-    return same_memory and value.is_contiguous() and leaf.is_contiguous() and value.dtype == leaf.dtype
-
-
-def _leaves(output: Any, path: tuple[int | str, ...] = ()) -> Iterator[tuple[tuple[int | str, ...], Tensor]]:
-    if isinstance(output, Tensor):
-        yield path, output
-    elif isinstance(output, Mapping):
-        for key, value in output.items():
-            yield from _leaves(value, (*path, key))
-    elif isinstance(output, (tuple, list)):
-        for index, value in enumerate(output):
-            yield from _leaves(value, (*path, index))

@@ -13,7 +13,7 @@ from apo.distributed import leaves_gradients
 from apo.errors import ApoWarning, ReplayError
 from apo.loop.hooks import hooks_of_others_around
 from apo.loop.tuner import Tuner
-from apo.passes.recording import Autocast, Recording, Slot, as_call, own_loss, tree_map
+from apo.passes.recording import Autocast, Recording, Slot, as_call, own_loss, own_prediction, tree_map
 from apo.rules.base import Rule
 
 __all__ = ["APO"]
@@ -140,7 +140,8 @@ class APO(Tuner):
             (scaled if scaler is None else scaler.scale(scaled)).backward()
         if recording is not None:
             self._left_gradients = leaves_gradients(self.model)
-            prediction = tree_map(Tensor.detach, output) if self.fsd_batches.is_same else None
+            seen = own_prediction(output) if criterion is None else output
+            prediction = tree_map(Tensor.detach, seen) if self.fsd_batches.is_same else None
             self._recordings.append(recording.ended(loss.detach(), prediction, weight))
         return loss.detach()
 

@@ -25,7 +25,16 @@ from torch.utils.hooks import RemovableHandle
 
 from apo.torch_internals import optimizer_hook_runner, step_post_hooks, step_pre_hooks
 
-__all__ = ["Hooks", "hooks_of_others_around", "is_inner_step", "run_first", "run_last", "unscale_fused", "with_closure"]
+__all__ = [
+    "Hooks",
+    "hooks_of_others_around",
+    "is_inner_step",
+    "refuse_compiled_step",
+    "run_first",
+    "run_last",
+    "unscale_fused",
+    "with_closure",
+]
 
 
 class _Hook:
@@ -35,10 +44,12 @@ class _Hook:
     carry a copy of the tuner and of the optimizer with it, and would record forward passes of the wrong network.
     """
 
-    def __init__(self, function: Callable[..., Any] | None = None) -> None:
+    def __init__(
+        self, function: Callable[..., Any] | None = None, when_compiled: Callable[..., Any] | None = None
+    ) -> None:
         self._function = function
         # A compiler that traces into a hook would make its effects part of a graph.
-        self._untraced = None if function is None else torch.compiler.disable(function)
+        self._untraced = None if function is None else torch.compiler.disable(when_compiled or function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # Without a compiler the detour would cost as much as everything else that a hook does on an ordinary step.
@@ -70,7 +81,12 @@ class Hooks:
         weakref.finalize(self, _remove, self._handles).atexit = False
 
     def add(
-        self, register: Callable[..., RemovableHandle], function: Callable[..., Any], weak: bool = False, **options: Any
+        self,
+        register: Callable[..., RemovableHandle],
+        function: Callable[..., Any],
+        weak: bool = False,
+        when_compiled: Callable[..., Any] | None = None,
+        **options: Any,
     ) -> RemovableHandle:
         """Register a hook through a ``register_*_hook`` method.
 
@@ -78,14 +94,23 @@ class Hooks:
             register: The method.
             function: What to call.
             weak: Do not let the hook keep its method's object alive; it comes off when the object is gone.
+            when_compiled: What to call instead in code that ``torch.compile`` has traced.
             **options: Passed to ``register``.
         """
-        self._handles.append(register(_Hook(_weakly(function) if weak else function), **options))
+        self._handles.append(register(_Hook(_weakly(function) if weak else function, when_compiled), **options))
         return self._handles[-1]
 
     def remove(self) -> None:
         """Remove all hooks."""
         _remove(self._handles)
+
+
+def refuse_compiled_step(*_: Any) -> None:
+    """Raise: a compiled step does not see that param groups are exchanged and rates written around it."""
+    raise RuntimeError(
+        "optimizer.step must not be compiled while apo is attached, got a step inside torch.compile: compile the "
+        "network and the loss, and call optimizer.step() outside, or detach() apo first"
+    )
 
 
 def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -36,7 +36,8 @@ from apo.errors import ApoWarning, ReplayError
 from apo.loop.checks import check_arguments, under_old_name
 from apo.loop.hooks import Hooks
 from apo.loop.nonfinite import SkippedSteps
-from apo.passes.isolation import RandomState, devices_of
+from apo.passes.attributes import PlainAttributes
+from apo.passes.isolation import RandomState, devices_of, every_module
 from apo.passes.recording import Call, Recording, Slot, as_call, tree_map
 from apo.rules import as_rule
 from apo.rules.base import Rule
@@ -311,7 +312,9 @@ class Tuner:
 
     def _replayable(self, call: Call) -> Call:
         """Note what running a call again depends on; as B' of another step a batch sees other random numbers."""
-        return call.sealed(RandomState.capture(devices_of(self.model))) if self.is_meta_step() else call
+        if not self.is_meta_step():
+            return call
+        return call.sealed(RandomState.capture(devices_of(self.model)), PlainAttributes(every_module([self.model])))
 
     def _gradients_are_clear(self) -> bool:
         """Return whether accumulation starts again: asked only if an earlier pass of this iteration is known."""
@@ -329,9 +332,10 @@ class Tuner:
         """Turn a batch of ``fsd_batch`` into a recording: ``(inputs, target)``, or the network's inputs alone."""
         batch = tree_map(lambda tensor: tensor.to(self.device, non_blocking=True), batch)
         if self.engine.criterion is None or not (isinstance(batch, (tuple, list)) and len(batch) == 2):
-            return Recording((as_call(batch),), None, {}, current.slots, current.autocast)
+            slots = tuple(slot.for_another_batch(slot.position) for slot in current.slots)
+            return Recording((as_call(batch),), None, {}, slots, current.autocast)
         inputs, target = batch
-        slot = Slot(0, 0, current.slots[0].path, current.slots[0].shape) if current.slots else Slot(0)
+        slot = current.slots[0].for_another_batch(0) if current.slots else Slot(0)
         return Recording((as_call(inputs),), (None, target), {}, (slot,), current.autocast)
 
     # ------------------------------------------------------------------ checkpoints
