@@ -116,7 +116,7 @@ class Attached(Tuner):
                 f"criterion must be a torch.nn.Module so that it can be watched, got {criterion!r}: "
                 "wrap it, criterion = apo.criterion(your_function), and call the wrapped one in the loop"
             )
-        self._criterion = criterion
+        self._criterion, self._outputs = criterion, Outputs()
         return criterion.function if isinstance(criterion, FunctionalLoss) else criterion
 
     def _install_hooks(self) -> None:
@@ -320,10 +320,7 @@ class Attached(Tuner):
         return total if total > limit else 1.0
 
     def _forget(self) -> None:
-        if hasattr(self, "_outputs"):
-            self._outputs.forget()
-        else:
-            self._outputs = Outputs()
+        self._outputs.forget()
         self._observed, self._pending, self._losses = [], None, 0
 
     def _autocast(self) -> Autocast:

@@ -19,7 +19,7 @@ __all__ = ["SkippedSteps"]
 
 
 class SkippedSteps:
-    """Decides which steps are left out, and counts them.
+    """Decides which steps are left out, and warns of the first.
 
     Args:
         on_nonfinite: ``"raise"`` or ``"skip"``.
@@ -35,7 +35,7 @@ class SkippedSteps:
         if on_nonfinite not in ("raise", "skip"):
             raise ValueError(f"on_nonfinite must be 'raise' or 'skip', got {on_nonfinite!r}: 'skip' leaves steps out")
         self.enabled = on_nonfinite == "skip"
-        self.count = 0
+        self._warned = False
 
     def takes_gradients(self, parameters: Iterable[Tensor]) -> bool:
         """Take all gradients away if one of them is not finite, and return whether; this waits for the device."""
@@ -52,10 +52,10 @@ class SkippedSteps:
         """Return whether a step that ended in this error is left out instead."""
         return self.enabled and isinstance(error, NonFiniteError)
 
-    def note(self, step: int) -> None:
-        """Count a step; warn of the first."""
-        self.count += 1
-        if self.count == 1:
+    def warn(self, step: int) -> None:
+        """Warn of the first step that is left out."""
+        if not self._warned:
+            self._warned = True
             warnings.warn(
                 f"step {step} was left out because its gradients, its loss or the weights after it are not finite "
                 "(skipped_steps counts such steps): look for NaN in the data, or clip the gradients",

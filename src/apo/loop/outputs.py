@@ -108,7 +108,7 @@ class Outputs:
         slots = []
         for position, origin, shape in sources:
             first = bound(next(origin.outputs()))
-            operation = origin.mapped(bound, _same) if isinstance(origin, Operation) else None
+            operation = origin.mapped(bound, None) if isinstance(origin, Operation) else None
             slots.append(Slot(position, first.call, () if operation else first.path, shape, operation))
         return tuple(calls), tuple(slots)
 
@@ -250,10 +250,6 @@ def _make_plain(tensor: Tensor) -> None:
 
 def _is_same(one: Any, other: Output) -> bool:
     return isinstance(one, Output) and one.call is other.call and one.path == other.path
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def _is_reshape(value: Tensor, leaf: Tensor) -> bool:

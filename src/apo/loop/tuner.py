@@ -36,8 +36,7 @@ from apo.errors import ApoWarning, ReplayError
 from apo.loop.checks import check_arguments, under_old_name
 from apo.loop.hooks import Hooks
 from apo.loop.nonfinite import SkippedSteps
-from apo.passes.attributes import PlainAttributes
-from apo.passes.isolation import RandomState, devices_of, every_module
+from apo.passes.isolation import RandomState
 from apo.passes.recording import Call, Recording, Slot, as_call, tree_map
 from apo.rules import as_rule
 from apo.rules.base import Rule
@@ -85,9 +84,8 @@ class Tuner:
             as with small networks or batches, replaying them costs a fraction of running them; they need memory for one
             more set of activations. Only a network in one process that maps one tensor to one, without random numbers,
             is captured; any other runs as it does without.
-        on_nonfinite: ``"raise"`` a :class:`apo.NonFiniteError` at a meta-step whose loss or new weights are not finite,
-            or ``"skip"`` such steps, of any iteration: weights and optimizer stay as they were, and the step does not
-            count. Skipping looks at the gradients before every step, which waits for the device.
+        on_nonfinite: ``"raise"`` an error at a meta-step that is not finite, or ``"skip"`` every step that is not:
+            nothing moves, nothing counts. That takes a look at all gradients, which waits for the device.
         on_meta_step: Called with the :class:`MetaStep` of every meta-step, for logging; one function or several.
         history_limit: How many records :attr:`history` keeps.
         loss: The old name of ``criterion``.
@@ -96,6 +94,7 @@ class Tuner:
         history: The records of the meta-steps so far.
         steps: How many steps the optimizer has taken.
         skipped_meta_updates: How many meta-gradients were not finite.
+        skipped_steps: How many steps were left out, see ``on_nonfinite``.
 
     Example:
         >>> import apo, torch
@@ -154,6 +153,7 @@ class Tuner:
         self.history = History(whole_number("history_limit", history_limit))
         self.steps = 0
         self.skipped_meta_updates = 0
+        self.skipped_steps = 0
         self._skipping = SkippedSteps(on_nonfinite)
         self._listeners = [on_meta_step] if callable(on_meta_step) else list(on_meta_step or ())
         self._theta: dict[Tensor, Tensor] | None = None  # the weights before the step, while a meta-step is under way
@@ -170,13 +170,8 @@ class Tuner:
         return optimizer, model, under_old_name(criterion, loss)
 
     def _watchable(self, criterion: Any) -> Callable[..., Tensor] | None:
-        """Return what the look-ahead calls in place of the loss function."""
+        """Return what the look-ahead calls."""
         return cast("Callable[..., Tensor] | None", criterion)
-
-    @property
-    def skipped_steps(self) -> int:
-        """How many steps were left out, see ``on_nonfinite``."""
-        return self._skipping.count
 
     @property
     def optimizer(self) -> Optimizer:
@@ -284,7 +279,8 @@ class Tuner:
         """Leave a step out: it does not count."""
         self._abandon()
         self._forget()
-        self._skipping.note(self.steps)
+        self.skipped_steps += 1
+        self._skipping.warn(self.steps)
 
     def _publish(self, record: MetaStep) -> None:
         self.history.append(record)
@@ -312,9 +308,7 @@ class Tuner:
 
     def _replayable(self, call: Call) -> Call:
         """Note what running a call again depends on; as B' of another step a batch sees other random numbers."""
-        if not self.is_meta_step():
-            return call
-        return call.sealed(RandomState.capture(devices_of(self.model)), PlainAttributes(every_module([self.model])))
+        return call.sealed(self.model) if self.is_meta_step() else call
 
     def _gradients_are_clear(self) -> bool:
         """Return whether accumulation starts again: asked only if an earlier pass of this iteration is known."""
@@ -400,7 +394,7 @@ class Tuner:
         self.steps = int(loaded["steps"])
         self._begun = bool(loaded.get("begun", self.steps > 0))  # files of 0.1.0 do not have it
         self.skipped_meta_updates = int(loaded["skipped_meta_updates"])
-        self._skipping.count = int(loaded.get("skipped_steps", 0))
+        self.skipped_steps = int(loaded.get("skipped_steps", 0))
         self.rule.load_state_dict(loaded["rule"])
         self.fsd_batches.load_state_dict(loaded["fsd_batches"], self.device)
         self.history.load_state_dict(loaded["history"])

@@ -42,7 +42,7 @@ class Output:
         """Yield the outputs of the network that this is made of."""
         yield self
 
-    def mapped(self, on_output: Callable[[Output], Output], on_tensor: Callable[[Tensor], Tensor]) -> Output:
+    def mapped(self, on_output: Callable[[Output], Output], on_tensor: Any) -> Output:
         """Return a copy with other outputs."""
         return on_output(self)
 
@@ -67,7 +67,7 @@ class Operation:
 
     def sealed(self) -> Operation:
         """Return a copy that knows the version counters of its constants."""
-        return replace(self, versions=tuple(map(version_of, self._own_constants())))
+        return replace(self, versions=self._own_versions())
 
     def run(self, outputs: Sequence[Any]) -> Any:
         """Call the function again on what the network returned now."""
@@ -90,14 +90,18 @@ class Operation:
     def is_unchanged(self) -> bool:
         """Return whether no constant was changed in place since :meth:`sealed`."""
         inside = (node for node in _nodes((self.args, self.kwargs)) if isinstance(node, Operation))
-        same = not self.versions or self.versions == tuple(map(version_of, self._own_constants()))
+        same = not self.versions or self.versions == self._own_versions()
         return same and all(node.is_unchanged() for node in inside)
 
-    def mapped(self, on_output: Callable[[Output], Output], on_tensor: Callable[[Tensor], Tensor]) -> Operation:
-        """Return a copy with other outputs and other constants."""
+    def mapped(self, on_output: Callable[[Output], Output], on_tensor: Callable[[Tensor], Tensor] | None) -> Operation:
+        """Return a copy with other outputs and, if asked for, other constants, whose versions are not known."""
         tree = (self.args, self.kwargs)
-        args, kwargs = _map_leaves(tree, lambda node: node.mapped(on_output, on_tensor), on_tensor)
-        return replace(self, args=args, kwargs=kwargs, versions=())
+        args, kwargs = _map_leaves(tree, lambda node: node.mapped(on_output, on_tensor), on_tensor or _same)
+        return replace(self, args=args, kwargs=kwargs, versions=self.versions if on_tensor is None else ())
+
+    def _own_versions(self) -> tuple[int, ...]:
+        # Parameters are meant to be changed, by optimizers.
+        return tuple(version_of(t) for t in self._own_constants() if not (t.is_leaf and t.requires_grad))
 
     def _own_constants(self) -> list[Tensor]:
         found: list[Tensor] = []

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from apo.distributed import is_sharded
 from apo.errors import ReplayError
 from apo.passes.attributes import PlainAttributes
-from apo.passes.isolation import RandomState
+from apo.passes.isolation import RandomState, devices_of, every_module
 from apo.passes.operations import Operation, pick
 from apo.passes.trees import odd_type, tree_map
 from apo.torch_internals import version_of
@@ -81,8 +81,9 @@ class Call:
     versions: tuple[int, ...] = ()
     attributes: PlainAttributes | None = None
 
-    def sealed(self, random_state: RandomState, attributes: PlainAttributes) -> Call:
-        """Note the state that the call starts from, and the version counters of all tensors."""
+    def sealed(self, model: nn.Module) -> Call:
+        """Note the state that a call of the network starts from now, and the version counters of all tensors."""
+        random_state, attributes = RandomState.capture(devices_of(model)), PlainAttributes(every_module([model]))
         return replace(self, random_state=random_state, attributes=attributes, versions=self._versions())
 
     def run(self, model: nn.Module) -> Any:
@@ -266,15 +267,15 @@ class Recording:
         return [slot.operation for slot in self.slots if slot.operation is not None]
 
     def _check_operations(self, constants: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
-        if not all(operation.is_unchanged() for operation in self._operations()):
-            raise ReplayError(
-                "a tensor that is used between network and criterion was changed in place before optimizer.step(), so "
-                f"it cannot be evaluated again: clone it, or {_EASY_WAY}"
-            )
         if any(tensor.grad_fn is not None and _depends_on(tensor, parameters) for tensor in constants):
             raise ReplayError(
                 "a tensor that was computed from parameters is used between network and criterion, so it cannot be "
                 f"evaluated at other weights: {_EASY_WAY}, or let the network return the result"
+            )
+        if not all(operation.is_unchanged() for operation in self._operations()):
+            raise ReplayError(
+                "a tensor that is used between network and criterion was changed in place before optimizer.step(), so "
+                f"it cannot be evaluated again: clone it, or {_EASY_WAY}"
             )
 
     def _check_arguments(self, parameters: Sequence[Tensor]) -> None:
