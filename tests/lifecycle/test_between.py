@@ -14,6 +14,7 @@ from tests.lifecycle.harness import CLASSES, FEATURES, batch, plain_network, sgd
 from torch import Tensor, nn
 
 import apo
+from apo.passes.operations import Operation, Output, as_plain, from_plain
 
 
 class Whole(nn.Module):
@@ -75,6 +76,26 @@ def test_what_the_loop_does_is_what_the_network_would_do(change, place, fsd_batc
     torch._dynamo.reset()
     between, inside = (train(place, change, inside, fsd_batch=fsd_batch) for inside in (False, True))
     assert list(between.history) == list(inside.history)
+
+
+@pytest.mark.parametrize(("watched", "find_unused"), [("wrapper", False), ("wrapper", True), ("network", False)])
+def test_data_parallelism_changes_nothing(watched, find_unused):
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        torch.manual_seed(0)
+        model, criterion = plain_network(), nn.CrossEntropyLoss()
+        wrapper = nn.parallel.DistributedDataParallel(model, find_unused_parameters=find_unused)
+        optimizer = sgdm(model)
+        tuner = apo.attach(optimizer, wrapper if watched == "wrapper" else model, criterion, interval=3)
+        for index in range(7):
+            x, y = batch(index)
+            optimizer.zero_grad()
+            criterion(CHANGES["normalize"](wrapper(x), x), y).backward()
+            optimizer.step()
+    finally:
+        torch.distributed.destroy_process_group()
+    expected = train("here", CHANGES["normalize"], inside=True).history
+    assert tuner.history.column("lr/0") == pytest.approx(expected.column("lr/0"), rel=1e-5)
 
 
 def test_outputs_of_several_passes_may_be_put_together():
@@ -189,3 +210,35 @@ def test_an_output_that_is_used_for_something_else_is_an_ordinary_tensor():
     assert output.detach().numpy().shape == (4, CLASSES)
     with torch.no_grad():
         assert type(output * 2) is Tensor
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_run_that_is_resumed_right_before_a_meta_step_continues_as_it_would_have(change):
+    def run(interrupted: bool) -> list[Any]:
+        torch.manual_seed(0)
+        model, criterion = plain_network(), nn.CrossEntropyLoss()
+        tuner = apo.attach(sgdm(model), model, criterion, interval=3)
+        for index in range(7):
+            if interrupted and index == 3:
+                file = io.BytesIO()
+                torch.save((model.state_dict(), tuner.state_dict()), file)
+                file.seek(0)
+                weights, state = torch.load(file, weights_only=True)
+                model = plain_network()
+                model.load_state_dict(weights)
+                tuner = apo.attach(sgdm(model), model, criterion, interval=3)
+                tuner.load_state_dict(state)
+            x, y = batch(index)
+            tuner.optimizer.zero_grad()
+            criterion(change(model(x), x), y).backward()
+            tuner.optimizer.step()
+        return list(tuner.history)
+
+    assert run(interrupted=True) == run(interrupted=False)
+
+
+def test_a_file_can_name_no_function_that_is_not_one_of_tensors():
+    plain = as_plain(Operation(torch.Tensor.__getitem__, (Output(0), (slice(None), ..., 1)), {}))
+    assert from_plain(plain).run([torch.arange(6).reshape(2, 3)]).tolist() == [1, 4]
+    with pytest.raises(KeyError):
+        from_plain(plain | {"function": "torch.hub.load"})

@@ -15,54 +15,35 @@ from __future__ import annotations
 import inspect
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from apo.distributed import leaves_gradients
 from apo.errors import ApoWarning, ReplayError
 from apo.loop.checks import is_loss_of_torch
-from apo.loop.hooks import is_inner_step, refuse_compiled_step, run_first, run_last, unscale_fused, with_closure
+from apo.loop.functional import FunctionalLoss, criterion
+from apo.loop.hooks import (
+    fills_gradients,
+    is_inner_step,
+    refuse_compiled_step,
+    run_first,
+    run_last,
+    unscale_fused,
+    with_closure,
+)
 from apo.loop.outputs import Outputs
 from apo.loop.tuner import Tuner
 from apo.passes.isolation import every_module
 from apo.passes.recording import Autocast, Call, Recording, own_loss, own_prediction, tree_map
-from apo.torch_internals import functorch_transform, step_post_hooks, step_pre_hooks, will_reach
+from apo.torch_internals import functorch_transform, step_post_hooks, step_pre_hooks
 
 __all__ = ["Attached", "attach", "criterion"]
-
-
-class FunctionalLoss(nn.Module):
-    """A functional loss as a module, so that it can be watched."""
-
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Call the function."""
-        return self.function(*args, **kwargs)
-
-
-def criterion(function: Callable[..., Tensor]) -> nn.Module:
-    """Wrap a functional loss so that :func:`attach` can watch it; use the result in its place in the loop.
-
-    Example:
-        >>> import apo, torch.nn.functional as F
-        >>> loss_function = apo.criterion(F.cross_entropy)
-        >>> loss_function(torch.zeros(2, 4), torch.tensor([0, 1])).item() > 1
-        True
-    """
-    if isinstance(function, type):
-        raise TypeError(f"function must be a loss, got the class {function.__name__}: pass an instance of it")
-    if not callable(function):
-        raise TypeError(f"function must be callable, got {type(function).__name__}")
-    return FunctionalLoss(function)
 
 
 @dataclass(eq=False)
@@ -106,6 +87,7 @@ class Attached(Tuner):
     _observed: list[_Observed]  # those that were back-propagated
     _losses: int
     _criterion: nn.Module | None
+    _before_criterion: RemovableHandle | None = None
     _in_closure = False
     _skipped = False  # whether the step that is under way has lost its gradients, see `on_nonfinite`
     _left_out = False  # whether a fused optimizer leaves out the step that is under way
@@ -122,8 +104,8 @@ class Attached(Tuner):
     def _install_hooks(self) -> None:
         super()._install_hooks()
         optimizer, hooks = self.optimizer, self._hooks
-        before = self._before_step
-        self._before = hooks.add(optimizer.register_step_pre_hook, before, when_compiled=refuse_compiled_step)
+        step_hook, refuse = optimizer.register_step_pre_hook, refuse_compiled_step
+        self._before = hooks.add(step_hook, self._before_step, when_compiled=refuse)
         after = hooks.add(optimizer.register_step_post_hook, self._after_step)
         run_first(step_post_hooks(optimizer), after)
         # The optimizer owns the tuner: when it is dropped, a network that lives on keeps nothing of either.
@@ -131,7 +113,6 @@ class Attached(Tuner):
         hooks.add(self.model.register_forward_pre_hook, self._before_forward, **watch)
         hooks.add(self.model.register_forward_hook, self._after_forward, **watch)
         if self._criterion is not None:
-            hooks.add(self._criterion.register_forward_pre_hook, self._before_loss, **watch)
             hooks.add(self._criterion.register_forward_hook, self._after_loss, **watch)
 
     # ------------------------------------------------------------------ the optimizer's step
@@ -203,14 +184,16 @@ class Attached(Tuner):
             return
         if self._criterion is None:
             if not _is_inference(output):
-                recording = Recording((call,), None, {}, (), self._autocast())
-                self._observe(own_loss(output), recording, own_prediction(output))
+                alone = Recording((call,), None, {}, (), self._autocast())
+                self._observe(own_loss(output), alone, own_prediction(output))
         else:
             self._outputs.add(call, output)
+            if self._before_criterion is None:  # a hook less on ordinary steps
+                register = self._criterion.register_forward_pre_hook
+                self._before_criterion = self._hooks.add(register, self._before_loss, weak=True, with_kwargs=True)
 
     def _before_loss(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        if self._outputs:
-            self._outputs.rest(args, kwargs)
+        self._outputs.rest(args, kwargs)
 
     def _after_loss(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], loss: Tensor) -> None:
         if not self._outputs:
@@ -252,7 +235,7 @@ class Attached(Tuner):
         weight = weight.detach().clone() if self.is_meta_step() else weight
         if observed not in self._observed:
             self._observed = sorted([*self._observed, observed], key=lambda each: each.order)
-        if not _fills_gradients(self._parameters()):
+        if not fills_gradients(self._parameters()):
             observed.probed = weight
             return
         again = observed.weight is not None and not (observed.left_gradients and self._gradients_are_clear())
@@ -321,6 +304,9 @@ class Attached(Tuner):
 
     def _forget(self) -> None:
         self._outputs.forget()
+        if self._before_criterion is not None:
+            self._hooks.drop(self._before_criterion)
+            self._before_criterion = None
         self._observed, self._pending, self._losses = [], None, 0
 
     def _autocast(self) -> Autocast:
@@ -383,7 +369,7 @@ def attach(*args: Any, **options: Any) -> Attached:  # noqa: D417 - the argument
 
 
 def _is_inference(output: Any) -> bool:
-    """Return whether a network that returns (logits, loss) was called without targets: its loss is None then."""
+    # A network that returns (logits, loss) returns None for the loss if it has no targets.
     return isinstance(output, (tuple, list)) and any(item is None for item in output)
 
 
@@ -391,11 +377,3 @@ def _has_gradient(loss: Any) -> bool:
     if not isinstance(loss, Tensor):
         raise TypeError(f"criterion must return a tensor, got {type(loss).__name__}: let it return the loss alone")
     return loss.requires_grad
-
-
-def _fills_gradients(parameters: Iterable[Tensor]) -> bool:
-    """Return whether the backward pass now running fills the ``.grad`` of a parameter; ``autograd.grad`` does not."""
-    try:
-        return any(will_reach(get_gradient_edge(p).node) for p in parameters if p.requires_grad)
-    except RuntimeError:
-        return False

@@ -15,18 +15,21 @@ import functools
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from apo.torch_internals import optimizer_hook_runner, step_post_hooks, step_pre_hooks
+from apo.torch_internals import optimizer_hook_runner, step_post_hooks, step_pre_hooks, will_reach
 
 __all__ = [
     "Hooks",
+    "fills_gradients",
     "hooks_of_others_around",
     "is_inner_step",
     "refuse_compiled_step",
@@ -99,6 +102,11 @@ class Hooks:
         """
         self._handles.append(register(_Hook(_weakly(function) if weak else function, when_compiled), **options))
         return self._handles[-1]
+
+    def drop(self, handle: RemovableHandle) -> None:
+        """Remove one hook."""
+        handle.remove()
+        self._handles[:] = [other for other in self._handles if other is not handle]
 
     def remove(self) -> None:
         """Remove all hooks."""
@@ -254,3 +262,11 @@ def hooks_of_others_around(optimizer: Optimizer, unscale: bool) -> Iterator[Call
     if taken[0]:
         for hook in kept_after.values():
             hook(optimizer, (), {})
+
+
+def fills_gradients(parameters: Iterable[Tensor]) -> bool:
+    """Return whether the backward pass now running fills the ``.grad`` of a parameter; ``autograd.grad`` does not."""
+    try:
+        return any(will_reach(get_gradient_edge(p).node) for p in parameters if p.requires_grad)
+    except RuntimeError:
+        return False

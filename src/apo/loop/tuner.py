@@ -153,8 +153,7 @@ class Tuner:
         self.history = History(whole_number("history_limit", history_limit))
         self.steps = 0
         self.skipped_meta_updates = 0
-        self.skipped_steps = 0
-        self._skipping = SkippedSteps(on_nonfinite)
+        self.skipped_steps, self._skipping = 0, SkippedSteps(on_nonfinite)
         self._listeners = [on_meta_step] if callable(on_meta_step) else list(on_meta_step or ())
         self._theta: dict[Tensor, Tensor] | None = None  # the weights before the step, while a meta-step is under way
         self._measuring = ExitStack()  # what the rule prepared for that step
@@ -215,7 +214,7 @@ class Tuner:
         """Copy the tuner with its network and optimizer: an independent run that continues in the same way."""
         twin = object.__new__(type(self))
         memo[id(self)] = twin
-        left_out = ("_hooks", "_before", "_measuring")
+        left_out = ("_hooks", "_before", "_before_criterion", "_measuring")
         vars(twin).update(copy.deepcopy({name: v for name, v in vars(self).items() if name not in left_out}, memo))
         twin._hooks, twin._measuring = Hooks(), ExitStack()
         twin._install_hooks()

@@ -7,15 +7,17 @@ network (:class:`Output`) stand for what they returned; all other arguments are 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
+from torch.overrides import get_overridable_functions, resolve_name
 
 from apo.torch_internals import version_of
 
-__all__ = ["Operation", "Output", "pick"]
+__all__ = ["Operation", "Output", "as_plain", "from_plain", "pick"]
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,59 @@ def pick(value: Any, path: Sequence[int | str]) -> Any:
     return value
 
 
+def as_plain(tree: Any) -> Any:
+    """Turn an operation into what ``torch.load(weights_only=True)`` accepts: functions are called by their names."""
+    if isinstance(tree, Operation):
+        name = resolve_name(tree.function)
+        function = name if _functions().get(name or "") == tree.function else tree.function  # a function is not plain
+        args, kwargs = as_plain(tree.args), as_plain(tree.kwargs)
+        return {_MARK: "operation", "function": function, "args": args, "kwargs": kwargs, "item": tree.item}
+    if isinstance(tree, Output):
+        return {_MARK: "output", "call": tree.call, "path": tree.path}
+    if isinstance(tree, slice):
+        return {_MARK: "slice", "ends": [as_plain(end) for end in (tree.start, tree.stop, tree.step)]}
+    if tree is ...:
+        return {_MARK: "ellipsis"}
+    return _rebuilt(tree, as_plain)
+
+
+def from_plain(tree: Any) -> Any:
+    """Read back what :func:`as_plain` returned.
+
+    Raises:
+        KeyError: It names a function that is not one of torch's for tensors; a file may call no other.
+    """
+    kind = tree.get(_MARK) if type(tree) is dict else None
+    if kind == "operation":
+        args, kwargs = from_plain(tree["args"]), from_plain(tree["kwargs"])
+        return Operation(_functions()[tree["function"]], args, kwargs, tree["item"])
+    if kind == "output":
+        return Output(tree["call"], tuple(tree["path"]))
+    if kind == "slice":
+        return slice(*(from_plain(end) for end in tree["ends"]))
+    return ... if kind == "ellipsis" else _rebuilt(tree, from_plain)
+
+
+#: What marks a dict as standing for something else.
+_MARK = "apo"
+
+
+@functools.cache
+def _functions() -> dict[str, Callable]:
+    """Return torch's functions of tensors by their names."""
+    every = (function for functions in get_overridable_functions().values() for function in functions)
+    return {name: function for function in every if (name := resolve_name(function))}
+
+
+def _rebuilt(tree: Any, function: Callable[[Any], Any]) -> Any:
+    """Apply a function to the items of a plain container."""
+    if type(tree) in (tuple, list):
+        return type(tree)(function(item) for item in tree)
+    if type(tree) is dict:
+        return {key: function(value) for key, value in tree.items()}
+    return tree
+
+
 def _same(leaf: Any) -> Any:
     return leaf
 
@@ -137,8 +192,4 @@ def _map_leaves(tree: Any, on_node: Callable[[Any], Any], on_tensor: Callable[[A
         return on_node(tree)
     if isinstance(tree, Tensor):
         return on_tensor(tree)
-    if isinstance(tree, (tuple, list)) and type(tree) in (tuple, list):
-        return type(tree)(_map_leaves(item, on_node, on_tensor) for item in tree)
-    if type(tree) is dict:
-        return {key: _map_leaves(value, on_node, on_tensor) for key, value in tree.items()}
-    return tree
+    return _rebuilt(tree, lambda item: _map_leaves(item, on_node, on_tensor))

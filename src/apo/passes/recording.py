@@ -27,7 +27,7 @@ from apo.distributed import is_sharded
 from apo.errors import ReplayError
 from apo.passes.attributes import PlainAttributes
 from apo.passes.isolation import RandomState, devices_of, every_module
-from apo.passes.operations import Operation, pick
+from apo.passes.operations import Operation, as_plain, from_plain, pick
 from apo.passes.trees import odd_type, tree_map
 from apo.torch_internals import version_of
 
@@ -309,7 +309,7 @@ class Recording:
             "calls": [(call.args, call.kwargs) for call in self.calls],
             "loss_args": self.loss_args,
             "loss_kwargs": self.loss_kwargs,
-            "slots": [(s.position, s.call, s.path, s.shape, s.operation) for s in self.slots],
+            "slots": [(s.position, s.call, s.path, s.shape, as_plain(s.operation)) for s in self.slots],
             "autocast": (self.autocast.device_type, self.autocast.enabled, self.autocast.dtype),
         }
 
@@ -321,7 +321,7 @@ class Recording:
             calls=tuple(Call(tuple(args), kwargs) for args, kwargs in state["calls"]),
             loss_args=None if state["loss_args"] is None else tuple(state["loss_args"]),
             loss_kwargs=state["loss_kwargs"],
-            slots=tuple(Slot(position, call, tuple(path), *rest) for position, call, path, *rest in state["slots"]),
+            slots=tuple(Slot(p, call, tuple(path), *map(from_plain, rest)) for p, call, path, *rest in state["slots"]),
             autocast=Autocast(*state["autocast"]),
         )
 
