@@ -8,7 +8,16 @@ from apo import discrepancy
 from apo._version import __version__
 from apo.core.objective import ProximalObjective
 from apo.core.records import History, MetaStep, tensorboard
-from apo.discrepancy import BernoulliKL, Bregman, CategoricalKL, Discrepancy, GaussianKL, SquaredError
+from apo.discrepancy import (
+    BernoulliKL,
+    Bregman,
+    CategoricalKL,
+    Discrepancy,
+    GaussianKL,
+    HuberDistance,
+    PoissonKL,
+    SquaredError,
+)
 from apo.errors import ApoWarning, MissingBatchError, NonFiniteError, NotLinearError, ReplayError
 from apo.loop.attach import Attached, attach, criterion
 from apo.loop.explicit import APO
@@ -41,7 +50,9 @@ __all__ = [
     "CategoricalKL",
     "BernoulliKL",
     "GaussianKL",
+    "PoissonKL",
     "SquaredError",
+    "HuberDistance",
     "Bregman",
     "discrepancy",
     # records

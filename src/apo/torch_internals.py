@@ -39,6 +39,7 @@ __all__ = [
     "version_of",
     "will_reach",
     "without_compile_prefix",
+    "without_torch_function",
 ]
 
 # One launch for a list of tensors. torch's optimizers are written in these; there is no public form.
@@ -76,6 +77,9 @@ functorch_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_st
 #: Whether the backward pass that runs now will reach a node of the graph. It raises a RuntimeError for the node of a
 #: tensor for which ``torch.autograd.grad`` was asked.
 will_reach: Callable[[Any], bool] = torch._C._will_engine_execute_node
+
+#: A context in which ``__torch_function__`` of subclasses is not called; the default of Tensor is written with it.
+without_torch_function: Callable[[], Any] = torch._C.DisableTorchFunctionSubclass
 
 
 def is_wrapped_by_scheduler(optimizer: Optimizer) -> bool:

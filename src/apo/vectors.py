@@ -45,7 +45,7 @@ def copies(vector: Vector) -> list[Tensor]:
 
 
 @torch.no_grad()
-def scaled(vector: Vector, factor: float | Sequence[float]) -> list[Tensor]:
+def scaled(vector: Vector, factor: float | Tensor | Sequence[float]) -> list[Tensor]:
     """Return a number times the vector, or one number for each part times that part."""
     return list(foreach_mul(list(vector), factor)) if vector else []
 

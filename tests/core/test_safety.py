@@ -1,5 +1,6 @@
 """What goes wrong is said, counted and never left in the weights."""
 
+import itertools
 import warnings
 
 import pytest
@@ -17,12 +18,12 @@ class Spoiled(nn.Module):
 
     def __init__(self, factor, later=False):
         super().__init__()
-        self.factor, self.later, self.calls = factor, later, 0
+        self.factor, self.later, self.calls = factor, later, itertools.count(1)  # which apo cannot put back
 
     def forward(self, outputs, target):
-        self.calls += 1
+        is_first = next(self.calls) == 1
         loss = F.cross_entropy(outputs, target)
-        return loss if self.later and self.calls == 1 else loss * self.factor
+        return loss if self.later and is_first else loss * self.factor
 
 
 def rate_rule(model, **options):
@@ -69,7 +70,7 @@ def test_a_meta_gradient_that_is_not_finite_is_skipped_counted_and_warned_about_
     with pytest.warns(apo.ApoWarning, match=r"step 0: a meta-gradient was not finite.*skipped_meta_updates"):
         tuner.step(*batches()[0])
     for index, batch in enumerate(batches()[1:], start=2):
-        criterion.calls = 0
+        criterion.calls = itertools.count(1)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             tuner.step(*batch)
@@ -127,11 +128,10 @@ class Fragile(nn.Module):
 
     def __init__(self, body, at):
         super().__init__()
-        self.body, self.at, self.calls = body, at, 0
+        self.body, self.at, self.calls = body, at, itertools.count(1)
 
     def forward(self, x):
-        self.calls += 1
-        if self.calls == self.at:
+        if next(self.calls) == self.at:
             raise KeyboardInterrupt
         return self.body(x)
 

@@ -7,7 +7,16 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from apo.discrepancy import BernoulliKL, Bregman, CategoricalKL, SquaredError, for_loss
+from apo.discrepancy import (
+    BernoulliKL,
+    Bregman,
+    CategoricalKL,
+    GaussianKL,
+    HuberDistance,
+    PoissonKL,
+    SquaredError,
+    for_loss,
+)
 
 
 def normal(*shape, seed=0):
@@ -21,6 +30,7 @@ PAIRS = {
     "cross_entropy": (F.cross_entropy, CategoricalKL("torch"), LABELS),
     "smoothed": (nn.CrossEntropyLoss(label_smoothing=0.2), CategoricalKL("torch"), LABELS),
     "binary": (F.binary_cross_entropy_with_logits, BernoulliKL("mean"), (normal(6, 4, seed=3) > 0).double()),
+    "poisson": (nn.PoissonNLLLoss(), PoissonKL(reduction="mean"), normal(6, 4, seed=3).exp().round()),
     "mse": (nn.MSELoss(), SquaredError("mean"), normal(6, 4, seed=3)),
 }
 
@@ -57,6 +67,15 @@ def test_for_loss_agrees_with_cross_entropy_on_images():
         (nn.CrossEntropyLoss(weight=torch.ones(4)), CategoricalKL),
         (nn.BCEWithLogitsLoss(), BernoulliKL),
         (F.mse_loss, SquaredError),
+        (nn.BCELoss(), BernoulliKL),
+        (nn.L1Loss(), HuberDistance),
+        (F.smooth_l1_loss, HuberDistance),
+        (nn.HuberLoss(delta=0.5), HuberDistance),
+        (nn.PoissonNLLLoss(), PoissonKL),
+        (nn.GaussianNLLLoss(), GaussianKL),
+        (nn.KLDivLoss(reduction="batchmean"), CategoricalKL),
+        (nn.MultiMarginLoss(), SquaredError),
+        (nn.MultiLabelSoftMarginLoss(), BernoulliKL),
     ],
 )
 def test_for_loss_knows_functions_modules_and_partials(loss, kind):
@@ -67,10 +86,22 @@ def test_for_loss_passes_the_output_on():
     assert for_loss(F.mse_loss, output="prediction").output == "prediction"
 
 
-@pytest.mark.parametrize("loss", [nn.GaussianNLLLoss(), F.smooth_l1_loss, nn.BCELoss(), lambda z, t: z.sum()])
+@pytest.mark.parametrize("loss", [nn.CTCLoss(), nn.TripletMarginLoss(), lambda z, t: z.sum()])
 def test_for_loss_names_the_choices_for_a_loss_it_does_not_know(loss):
-    with pytest.raises(ValueError, match=r"pass discrepancy=.*CategoricalKL.*Bregman\(loss\)"):
+    with pytest.raises(ValueError, match=r"pass discrepancy=apo.Bregman\(loss\).*discrepancy=apo.SquaredError"):
         for_loss(loss)
+
+
+def test_for_loss_takes_the_options_of_the_loss():
+    assert repr(for_loss(nn.HuberLoss(delta=0.5))) == "HuberDistance(delta=0.5, slope=0.5, reduction='mean')"
+    assert repr(for_loss(nn.SmoothL1Loss(beta=2.0))) == "HuberDistance(delta=2.0, slope=1.0, reduction='mean')"
+    assert repr(for_loss(F.binary_cross_entropy)) == "BernoulliKL(reduction='mean', of='probabilities')"
+    assert not for_loss(nn.PoissonNLLLoss(log_input=False)).log_input
+
+
+def test_for_loss_refuses_the_mean_of_kl_div_that_divides_by_the_classes_as_well():
+    with pytest.raises(ValueError, match=r'reduction="batchmean"'):
+        for_loss(nn.KLDivLoss())
 
 
 @pytest.mark.parametrize("loss", [nn.MSELoss(reduction="sum"), functools.partial(F.cross_entropy, reduction="none")])

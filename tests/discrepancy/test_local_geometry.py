@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.autograd.functional import hessian
 
-from apo.discrepancy import BernoulliKL, Bregman, CategoricalKL, GaussianKL, SquaredError
+from apo.discrepancy import BernoulliKL, Bregman, CategoricalKL, GaussianKL, HuberDistance, PoissonKL, SquaredError
 
 Z = torch.tensor([[0.3, -1.2, 0.8], [2.0, 0.1, -0.4]], dtype=torch.float64)
 LABELS = torch.tensor([2, 0])
@@ -14,6 +14,8 @@ DISCREPANCIES = {
     "bernoulli": BernoulliKL(),
     "gaussian": GaussianKL(variance=0.3),
     "squared": SquaredError(),
+    "poisson": PoissonKL(),
+    "huber": HuberDistance(),
     "bregman": Bregman(torch.nn.functional.cross_entropy),
 }
 

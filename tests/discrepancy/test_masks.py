@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from apo.discrepancy import BernoulliKL, Bregman, CategoricalKL, GaussianKL, SquaredError
+from apo.discrepancy import BernoulliKL, Bregman, CategoricalKL, GaussianKL, HuberDistance, PoissonKL, SquaredError
 
 
 def normal(*shape, seed=0):
@@ -22,6 +22,8 @@ DISCREPANCIES = {
     "gaussian": GaussianKL(variance=0.5),
     "squared-sum": SquaredError(),
     "squared-mean": SquaredError("mean"),
+    "poisson": PoissonKL(),
+    "huber-mean": HuberDistance(reduction="mean"),
     "bregman": Bregman(F.mse_loss),
 }
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from torch.distributions import Bernoulli, Categorical, Normal, kl_divergence
+from torch.distributions import Bernoulli, Categorical, Normal, Poisson, kl_divergence
 
-from apo.discrepancy import BernoulliKL, CategoricalKL, GaussianKL, SquaredError
+from apo.discrepancy import BernoulliKL, CategoricalKL, GaussianKL, HuberDistance, PoissonKL, SquaredError
 
 
 def normal(*shape, seed=0):
@@ -62,6 +62,44 @@ def test_gaussian_kl_broadcasts_one_log_variance_over_the_means():
     mean, old_mean, log_variance = normal(5, 3, seed=1), normal(5, 3, seed=2), normal(5, 1, seed=3)
     expected = GaussianKL()((mean, log_variance.expand(5, 3)), (old_mean, log_variance.expand(5, 3)))
     torch.testing.assert_close(GaussianKL()((mean, log_variance), (old_mean, log_variance)), expected)
+
+
+def test_gaussian_kl_takes_variances_as_well_as_their_logarithms():
+    new, old = (normal(5, 3, seed=1), normal(5, 3, seed=2)), (normal(5, 3, seed=3), normal(5, 3, seed=4))
+    value = GaussianKL(of="variance")((new[0], new[1].exp()), (old[0], old[1].exp()))
+    torch.testing.assert_close(value, GaussianKL()(new, old))
+
+
+def test_bernoulli_kl_of_probabilities_equals_that_of_logits():
+    new, old = normal(5, 3, seed=1).requires_grad_(), normal(5, 3, seed=2)
+    value, expected = BernoulliKL(of="probabilities")(new.sigmoid(), old.sigmoid()), BernoulliKL()(new, old)
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(torch.autograd.grad(value, new), torch.autograd.grad(expected, new))
+
+
+def test_bernoulli_kl_of_saturated_probabilities_is_finite():
+    new = torch.tensor([[0.0, 1.0, 0.5, 0.0]], requires_grad=True)
+    value = BernoulliKL(of="probabilities")(new, torch.tensor([[1.0, 0.0, 1.0, 0.0]]))
+    (gradient,) = torch.autograd.grad(value, new)
+    assert value.isfinite()
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("log_input", [True, False])
+def test_poisson_kl_is_the_kl_from_old_to_new(reduction, log_input):
+    new, old = normal(5, 2, 3, seed=1), normal(5, 2, 3, seed=2)
+    elements = kl_divergence(Poisson(old.exp()), Poisson(new.exp()))
+    expected = elements.sum() / 5 if reduction == "sum" else elements.mean()
+    outputs = (new, old) if log_input else (new.exp(), old.exp())
+    torch.testing.assert_close(PoissonKL(log_input, reduction)(*outputs), expected, atol=1e-7, rtol=1e-7)
+
+
+def test_huber_distance_is_the_robust_loss_between_new_and_old_outputs():
+    new, old = 3 * normal(5, 3, seed=1), normal(5, 3, seed=2)
+    huber, smooth = torch.nn.HuberLoss(delta=0.5)(new, old), torch.nn.SmoothL1Loss(beta=2.0)(new, old)
+    torch.testing.assert_close(HuberDistance(0.5, 0.5, "mean")(new, old), huber)
+    torch.testing.assert_close(HuberDistance(2.0, reduction="mean")(new, old), smooth)
 
 
 def test_squared_error_has_a_half_when_summed_and_none_when_averaged():

@@ -111,10 +111,10 @@ def test_an_output_that_is_not_there_is_named(door):
 def test_a_loss_without_a_divergence_of_its_own_asks_for_one(door):
     refuses(
         ValueError,
-        "the loss must have a known closed-form discrepancy, got l1_loss: pass discrepancy=..., one of",
-        lambda: Run(door, loss=F.l1_loss),
+        'discrepancy must be given for the loss cosine_similarity, got "auto": pass discrepancy=apo.Bregman(loss) if',
+        lambda: Run(door, loss=F.cosine_similarity),
     )
-    Run(door, loss=F.l1_loss, fsd_weight=0)  # without the term none is needed
+    Run(door, loss=F.cosine_similarity, fsd_weight=0)  # without the term none is needed
 
 
 def test_a_network_that_should_return_its_loss_but_does_not_is_named():
@@ -122,7 +122,7 @@ def test_a_network_that_should_return_its_loss_but_does_not_is_named():
     tuner = apo.APO(sgdm(model), model)
     refuses(
         apo.ReplayError,
-        "no loss function was given and the network's output, a Tensor, has no entry 'loss': pass loss=/criterion=",
+        "no loss function was given and the network's output, a Tensor, has no entry 'loss': pass criterion=",
         lambda: tuner.step(batch(0)[0]),
     )
 
@@ -223,7 +223,7 @@ def test_weights_of_the_objective_must_be_numbers(name):
 def test_a_rate_of_zero_cannot_be_learned(door, rate):
     refuses(
         ValueError,
-        "lr of param group 0 must be positive, got 0.0: apo learns its logarithm",
+        "lr of param group 0 must be positive, got 0.0: leave parameters that should not move out",
         lambda: Run(door, lambda model: SGD(model.parameters(), lr=rate, foreach=False)),
     )
 
@@ -313,7 +313,8 @@ def test_the_rule_is_a_rule_or_an_optimizer():
 def test_arguments_of_attach_in_the_wrong_order_are_noticed():
     model: Any = plain_network()
     optimizer: Any = sgdm(model)
-    refuses(TypeError, "model must be a torch.nn.Module, got SGD", lambda: apo.attach(model, optimizer))
+    expected = "in the order apo.attach(optimizer, model, criterion), got Sequential, SGD: swap them"
+    refuses(TypeError, expected, lambda: apo.attach(model, optimizer))  # type: ignore[arg-type]
 
 
 def test_a_functional_loss_has_to_be_wrapped_for_attach():
@@ -427,7 +428,11 @@ def test_small_mistakes_get_a_sentence_each():
         (TypeError, "scaler must be a torch.amp.GradScaler or None, got True", {"scaler": True}),
         (TypeError, "mask must be 'auto', None or a function of a batch's recording, got 'x'", {"mask": "x"}),
         (ValueError, "interval must be a whole number of at least 1, got 2.5", {"interval": 2.5}),
-        (TypeError, "got the class itself: write CrossEntropyLoss()", {"criterion": nn.CrossEntropyLoss}),
+        (
+            TypeError,
+            "got the class itself, CrossEntropyLoss: write CrossEntropyLoss()",
+            {"criterion": nn.CrossEntropyLoss},
+        ),
     ]
     for error, sentence, options in cases:
         refuses(

@@ -12,13 +12,17 @@ from torch.optim import SGD, Adam
 import apo
 
 
+class Log(list):
+    """A list that a meta-step does not put back, unlike the attributes that a network keeps its state in."""
+
+
 class Watched(nn.Module):
     """A linear layer that notes the precision of each of its passes and the weights it was given."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(FEATURES, CLASSES)
-        self.passes: list[tuple[torch.dtype, Tensor]] = []
+        self.passes: list[tuple[torch.dtype, Tensor]] = Log()
 
     def forward(self, inputs: Tensor) -> Tensor:
         output = self.linear(inputs)

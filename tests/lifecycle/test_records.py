@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -176,19 +177,20 @@ def test_a_meta_gradient_that_is_not_finite_skips_the_update_and_is_told_once(do
 
         def __init__(self) -> None:
             super().__init__()
-            self.net, self.armed, self.at = plain_network(), False, None
+            self.net, self.armed = plain_network(), False
+            self.memory = SimpleNamespace(at=None)  # which apo does not put back
 
         def forward(self, inputs: Tensor) -> Tensor:
             weight = self.net[0].weight.detach()
-            if self.training and self.at is None:
-                self.at = weight.clone()
-            moved = self.armed and not torch.equal(self.at, weight)
+            if self.training and self.memory.at is None:
+                self.memory.at = weight.clone()
+            moved = self.armed and not torch.equal(self.memory.at, weight)
             return self.net(inputs) * (math.inf if moved else 1.0)
 
     run = Run(door, network=Cliff, interval=1, fsd_batch="same")
     with pytest.warns(apo.ApoWarning, match="meta-gradient was not finite") as seen:
         for index in range(6):
-            run.model.armed, run.model.at = index >= 3, None
+            run.model.armed, run.model.memory.at = index >= 3, None
             before = run.tuner.rule.phi()[0].clone()
             weights = run.weights()
             run.step(*run.batch(index))

@@ -79,12 +79,11 @@ def nanogpt_loop(lr, attach, by_hand=True):
     return Run(losses[0], sum(losses[-10:]) / 10, tuner)
 
 
-@fails_today("ReplayError: the output, a tuple, has no entry 'loss'; nothing says that (logits, loss) could be one")
 def test_a_network_that_returns_logits_and_loss_trains_unchanged():
     assert_learns(lambda lr, attach: nanogpt_loop(lr, attach, by_hand=False), [3e-3, 1e-2], short=0.25)
 
 
-@fails_today("ReplayError: the output, a tuple, has no entry 'loss'; nothing says that (logits, loss) could be one")
+@fails_today("apo is switched off: the rate in force is what the loop writes, silent")
 def test_nanogpt_with_its_hand_written_schedule_learns_and_says_how_the_schedule_was_read():
     with pytest.warns(apo.ApoWarning, match=r"initial (rate|lr)") as caught:
         assert_learns(nanogpt_loop, [3e-3, 1e-2], short=0.4)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,10 +10,8 @@ from tests.loops.loop import (
     assert_learns,
     assert_not_silently_lost,
     batches,
-    cases,
     digit_batches,
     digits,
-    fails_today,
     mlp,
     wrong,
 )
@@ -88,17 +84,15 @@ LOSSES = {
 
 #: A message that names one divergence says ``discrepancy=apo.SquaredError()``, say.
 ONE_DIVERGENCE = "discrepancy=apo."
-UNKNOWN = "refused with a list of all divergences that there are"
 
 
-@pytest.mark.parametrize("name", cases(LOSSES, {name: UNKNOWN for name in LOSSES if name != "NLLLoss"}))
+@pytest.mark.parametrize("name", LOSSES)
 def test_auto_knows_the_loss_or_names_the_divergence_that_fits(name):
     criterion, build, make_target, rates = LOSSES[name]
     loop = regression_loop(criterion, build, make_target)
     assert_not_silently_lost(loop, rates, initial=1e-6, short=0.1, about=ONE_DIVERGENCE)
 
 
-@fails_today(UNKNOWN)
 def test_auto_knows_gaussian_nll_of_two_outputs_or_names_the_divergence_that_fits():
     class MeanAndVariance(nn.Module):
         def __init__(self):
@@ -126,16 +120,10 @@ def test_auto_knows_gaussian_nll_of_two_outputs_or_names_the_divergence_that_fit
     assert_not_silently_lost(loop, [3e-3, 1e-2], initial=1e-6, short=0.15, about=ONE_DIVERGENCE)
 
 
-FACTORS_TODAY = {
-    ("SGDm", 1e-3): "55% of the answers are wrong (4% at a good rate), silent",
-    ("Adam", 1e-3): "37% of the answers are wrong (2% at a good rate), silent",
-}
-
-
-@pytest.mark.parametrize("case", cases(itertools.product(["SGDm", "Adam"], [1e-3, 1e3]), FACTORS_TODAY), ids=str)
-def test_a_loss_times_a_factor_learns_like_the_loss_itself(case):
-    kind, factor = case
-
+@pytest.mark.parametrize(
+    ("kind", "factor"), [("SGDm", 1e-3), ("SGDm", 1e3), ("Adam", 1e-6), ("Adam", 1e-3), ("Adam", 1e3)]
+)
+def test_a_loss_times_a_factor_learns_like_the_loss_itself(kind, factor):
     def loop(lr, attach, factor=factor):
         model, criterion = mlp(), nn.CrossEntropyLoss()
         if kind == "SGDm":
@@ -150,6 +138,21 @@ def test_a_loss_times_a_factor_learns_like_the_loss_itself(case):
         return Run(start, wrong(model), tuner)
 
     assert_learns(loop, [0.1, 0.3], initial=1e-5, short=0.06)
+
+
+def test_a_small_factor_of_the_loss_changes_nothing_but_the_scale_of_the_rate():
+    ends = []
+    for factor in (1.0, 1e-3):
+        model, criterion = mlp(), nn.CrossEntropyLoss()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+        rule = apo.LearningRate(optimizer, bounds=(1e-10, 1e6))
+        tuner = apo.attach(rule, model, criterion)
+        for x, y in digit_batches(60):
+            optimizer.zero_grad()
+            (factor * criterion(model(x), y)).backward()
+            optimizer.step()
+        ends.append((wrong(model), factor * tuner.history[-1].lr[0], tuner.history[-1].objective / factor))
+    assert ends[0] == pytest.approx(ends[1], rel=0.05)
 
 
 def test_a_loss_whose_sum_is_taken_is_refused_with_what_to_do():

@@ -14,7 +14,6 @@ from tests.loops.loop import (
     assert_not_silently_lost,
     digit_batches,
     digits,
-    fails_today,
     mlp,
     wrong,
 )
@@ -263,7 +262,6 @@ def test_an_optimizer_of_another_networks_parameters_is_refused():
         apo.attach(sgdm(another, 0.1), model, nn.CrossEntropyLoss())
 
 
-@fails_today("an AttributeError from within dynamo, UserDefinedDictVariable has no attribute items")
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_compiled_optimizer_step_works_or_is_refused(when):

@@ -14,12 +14,16 @@ def numpy_uniform():
     return pytest.importorskip("numpy.random").uniform()
 
 
+class Log(list):
+    """A list that a meta-step does not put back, unlike the attributes that a network keeps its state in."""
+
+
 class Noisy(nn.Module):
     """Scales its outputs by a random number that is not torch's, and remembers it."""
 
     def __init__(self, draw):
         super().__init__()
-        self.body, self.draw, self.drawn = plain_network(), draw, []
+        self.body, self.draw, self.drawn = plain_network(), draw, Log()
 
     def forward(self, inputs):
         self.drawn.append(self.draw())

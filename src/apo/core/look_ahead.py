@@ -30,7 +30,7 @@ from apo.errors import MissingBatchError, ReplayError
 from apo.passes.isolation import Surface
 from apo.passes.recording import Recording
 from apo.rules.base import Comparison
-from apo.vectors import advance_, assign_, dot, norm, wide
+from apo.vectors import advance_, assign_, dot, norm, scaled, wide
 
 __all__ = ["LookAhead", "LookAheads"]
 
@@ -74,6 +74,7 @@ class LookAheads:
         others: B'; empty if it is B, or if no term needs it.
         share: The share of the loss term on B'.
         scale: The factor of a GradScaler.
+        unit: The unit of the loss, see :func:`apo.core.objective.unit_of_loss`.
         processes: The processes that train the network together.
         compares: Whether to say what B and B' contribute each.
     """
@@ -90,6 +91,7 @@ class LookAheads:
     others: list[Recording]
     share: float
     scale: float
+    unit: float | Tensor
     processes: Processes
     compares: bool = False
     _at_theta: list[tuple[Any, Tensor | None]] | None = field(default=None, init=False)  # on B', once evaluated
@@ -128,7 +130,9 @@ class LookAheads:
             assign_(self.parameters, self.origin)
             self._drop_assembled_weights()
         if self.objective.wsd_weight:
-            advance_(gradient, displacement, self.objective.wsd_weight)
+            in_unit = scaled(displacement, self.unit) if isinstance(self.unit, Tensor) else displacement
+            number = 1.0 if isinstance(self.unit, Tensor) else self.unit
+            advance_(gradient, in_unit, number * self.objective.wsd_weight)
         return LookAhead(Terms(_sum(losses, wsd), _sum(discrepancies, wsd), wsd), gradient, comparison)
 
     def loss_at_theta(self) -> Tensor:
@@ -160,7 +164,7 @@ class LookAheads:
         """
         count = len(self.batches)
         own_slope = own_slope / (1.0 - self.share)
-        other_slope = (other_slope - 2.0 * self.objective.fsd_weight * fsd) / self.share
+        other_slope = (other_slope - 2.0 * self.objective.fsd_weight * _times(fsd, self.unit)) / self.share
         own_change = _sum(losses[:count]) / (1.0 - self.share) - self._own_loss_at_theta()
         other_change = _sum(losses[count:]) / self.share - self._other_loss_at_theta()
         return Comparison(
@@ -168,7 +172,7 @@ class LookAheads:
             2.0 * (own_slope - own_change),  # type: ignore[arg-type]
             other_slope - 2.0 * other_change,  # type: ignore[arg-type]
             2.0 * (other_slope - other_change),  # type: ignore[arg-type]
-            2.0 * (self.objective.fsd_weight * fsd + self.objective.wsd_weight * wsd),  # type: ignore[arg-type]
+            _times(2.0 * (self.objective.fsd_weight * fsd + self.objective.wsd_weight * wsd), self.unit),  # type: ignore[arg-type]
         )
 
     def _drop_assembled_weights(self) -> None:
@@ -214,7 +218,7 @@ class LookAheads:
             losses.append(terms[-1].detach())
         if part.fsd_weight:
             fsd = self.objective.fsd(new, part.old, part.batch)
-            terms.append(fsd * part.fsd_weight)
+            terms.append(_times(fsd * part.fsd_weight, self.unit))
             discrepancies.append(_times(fsd.detach(), part.fsd_weight / self.objective.fsd_weight))
         return _sum(terms)
 
@@ -243,12 +247,13 @@ def _gradient(parameter: Tensor, scale: float) -> Tensor:
 
 def _weighted(loss: Tensor, weight: float | Tensor) -> Tensor:
     """Return a loss times the factor with which it was back-propagated; a loss without reduction is summed."""
-    value = loss * weight if isinstance(weight, Tensor) else _times(loss, weight)
+    value = _times(loss, weight)
     return value.sum() if value.ndim else value
 
 
-def _times(tensor: Tensor, factor: float) -> Tensor:
-    return tensor if factor == 1.0 else tensor * factor  # a kernel saved, and the usual case
+def _times(tensor: Tensor, factor: float | Tensor) -> Tensor:
+    # A kernel saved, and the usual case; comparing a tensor would wait for its device.
+    return tensor if not isinstance(factor, Tensor) and factor == 1.0 else tensor * factor
 
 
 def _sum(terms: Sequence[Tensor | float], like: Tensor | None = None) -> Tensor:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from apo.core.batches import FSDBatches
 from apo.core.look_ahead import LookAheads
-from apo.core.objective import ProximalObjective, Terms
+from apo.core.objective import ProximalObjective, Terms, unit_of_loss
 from apo.core.records import MetaStep
 from apo.distributed import ALONE, Processes, through_wrapper
 from apo.errors import NonFiniteError
@@ -133,13 +133,16 @@ class Engine:
             numbers |= ahead.comparison._asdict()
         if rule.compares and self._normalised:
             numbers["weights"] = norm([p for p in parameters if p.ndim > 1])
+        if isinstance(look_aheads.unit, Tensor):
+            numbers["unit"] = look_aheads.unit
         numbers, meta_gradient_norm = self._agree(step, numbers, norm(gradients), processes)
         loss, terms = numbers["loss at theta"], Terms(*(numbers[name] for name in Terms._fields))
-        objective = terms.total(self.objective)
+        objective = terms.total(self.objective, numbers.get("unit", look_aheads.unit))  # type: ignore[arg-type]
         if not math.isfinite(loss):
             raise NonFiniteError(
                 f"the training loss is {loss} at step {step}, so there is nothing to learn from: look for NaN in the "
-                "data, and lower the optimizer's lr or clip the gradients if it grew before"
+                "data, and lower the optimizer's lr or clip the gradients if it grew before; on_nonfinite='skip' would "
+                "leave such steps out"
             )
         self._check_step(step, numbers.get("step norm", 0.0))
 
@@ -188,8 +191,9 @@ class Engine:
         share, others = self.objective.share(step), []
         if self.objective.needs_other_batch and not self.batches.is_same:
             other = self.batches.draw(recordings[-1])
-            # B' sees the same dropout masks at theta and at theta'.
-            other = other.with_random_state(RandomState.capture(surface.devices, draws_from_host))
+            # B' sees the same dropout masks, and the same state in attributes, at theta and at theta'.
+            random_state = RandomState.capture(surface.devices, draws_from_host)
+            other = other.starting_from(random_state, surface.attributes())
             others = [replace(other, weight=_total_weight(recordings)) if share else other]
         # Graphs keep the activations of one call, and do not average gradients over processes.
         graphs_serve = all(len(recording.calls) == 1 for recording in recordings) and not processes.groups
@@ -206,6 +210,7 @@ class Engine:
             others=others,
             share=share,
             scale=float(self.scaler.get_scale()) if self.scaler is not None and self.scaler.is_enabled() else 1.0,
+            unit=unit_of_loss([recording.weight for recording in recordings]),
             processes=processes,
             compares=self.rule.compares,
         )

@@ -22,6 +22,9 @@ and a learned rate falls as far as the noise of the gradients demands. In a shor
 that learns a rate multiplies it by a factor that falls linearly from 1 to 0 over the same steps
 (:meth:`ProximalObjective.fade`); a scheduler of the user's takes its place. The paper has nothing of the kind.
 
+**The unit of the loss.** A loop may back-propagate a small multiple of its criterion. Both weights are meant for the
+criterion itself, so they shrink with it: a loss times 0.001 then learns the same steps as the loss.
+
 **Weight decay.** Coupled decay (an L2 penalty that the optimizer adds to the gradient) is part of the loss that the
 optimizer minimises, so it belongs to :math:`J_B`; decoupled decay is part of the step and needs no term.
 """
@@ -30,9 +33,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -48,6 +52,9 @@ _END_IS_NEAR = 0.5
 #: The smallest factor of a learned rate at the end of training.
 _LEAST_FADE = 0.01
 
+#: Weights of micro-batches that add up to more than this are a mean, but for rounding.
+_FULL_WEIGHT = 0.99
+
 
 class Terms(NamedTuple):
     """The terms of Q at one point, each before its weight: tensors on the device, or numbers once they are read.
@@ -59,9 +66,9 @@ class Terms(NamedTuple):
     fsd: Any
     wsd: Any
 
-    def total(self, objective: ProximalObjective) -> Any:
-        """Return Q."""
-        return self.loss + objective.fsd_weight * self.fsd + objective.wsd_weight * self.wsd
+    def total(self, objective: ProximalObjective, unit: float = 1.0) -> Any:
+        """Return Q for a loss in this unit, see :func:`unit_of_loss`."""
+        return self.loss + unit * (objective.fsd_weight * self.fsd + objective.wsd_weight * self.wsd)
 
 
 class Horizon:
@@ -217,6 +224,21 @@ def _discrepancy(choice: Discrepancy | str, criterion: Callable | None) -> Discr
     if criterion is None:
         return CategoricalKL()
     return for_loss(criterion)
+
+
+def unit_of_loss(weights: Sequence[float | Tensor]) -> float | Tensor:
+    """Return the multiple of the criterion that was back-propagated, from the weights of its losses; at most 1.
+
+    The sum of several losses is no larger unit: each has its own term in Q. A tensor is not read.
+
+    Example:
+        >>> unit_of_loss([0.25] * 4), unit_of_loss([1.0, 1.0]), unit_of_loss([-0.001])
+        (1.0, 1.0, 0.001)
+    """
+    total = sum(weight.abs().sum() if isinstance(weight, Tensor) else abs(weight) for weight in weights)
+    if isinstance(total, Tensor):
+        return torch.where((total > 0) & (total < _FULL_WEIGHT), total, 1.0)
+    return total if 0 < total < _FULL_WEIGHT else 1.0
 
 
 def weight_decay_value(parameters: list[Tensor], coefficients: list[float]) -> Tensor | float:

@@ -20,7 +20,8 @@ class MetaStep:
         look_ahead_loss: The same at the look-ahead weights theta'.
         fsd: Function-space discrepancy between theta' and theta on B', before its weight.
         wsd: Weight-space discrepancy, half the squared length of the look-ahead, before its weight.
-        objective: Q = look_ahead_loss + fsd_weight * fsd + wsd_weight * wsd.
+        objective: Q = look_ahead_loss + fsd_weight * fsd + wsd_weight * wsd (both weights times the factor, if the loop
+            back-propagates less than its whole loss).
         meta_gradient_norm: Norm of the gradient of Q with respect to phi.
         lr: The rate in force after the meta-step, one per param group.
         updated: Whether phi moved (False: the meta-gradient was not finite).

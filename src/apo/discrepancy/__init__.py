@@ -8,9 +8,11 @@ loss gives the generalized Gauss-Newton matrix.
 discrepancy               outputs                                     Hessian at equal outputs
 ========================  ==========================================  =============================
 :class:`CategoricalKL`    logits over classes                         diag(p) - p p^T
-:class:`BernoulliKL`      logits of independent binary variables      diag(p (1 - p))
+:class:`BernoulliKL`      logits of binary variables                  diag(p (1 - p))
 :class:`GaussianKL`       means, or means and log-variances           diag(1/v), diag(1/2)
+:class:`PoissonKL`        log-rates of counts                         diag(rate)
 :class:`SquaredError`     any                                         identity (times 2/d: "mean")
+:class:`HuberDistance`    any, with a loss that grows linearly        identity times slope/delta
 :class:`Bregman`          whatever the loss accepts                   Hessian of the loss
 ========================  ==========================================  =============================
 
@@ -22,7 +24,9 @@ from .bernoulli import BernoulliKL
 from .bregman import Bregman
 from .categorical import CategoricalKL
 from .gaussian import GaussianKL
+from .huber import HuberDistance
 from .matching import for_loss
+from .poisson import PoissonKL
 from .squared_error import SquaredError
 
 __all__ = [
@@ -31,7 +35,9 @@ __all__ = [
     "CategoricalKL",
     "BernoulliKL",
     "GaussianKL",
+    "PoissonKL",
     "SquaredError",
+    "HuberDistance",
     "Bregman",
     "for_loss",
 ]

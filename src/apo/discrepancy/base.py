@@ -72,6 +72,11 @@ class Discrepancy(ABC):
             raise TypeError(f"mask must be a bool tensor, got {describe(mask)}: pass mask.bool()")
         return self.between(select_output(new, self.output), select_output(old, self.output), mask, target)
 
+    def __repr__(self) -> str:
+        """Show the options, so that a choice that ``"auto"`` made can be read."""
+        options = {name: value for name, value in vars(self).items() if value is not None}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in options.items())})"
+
     @abstractmethod
     def between(self, new: Any, old: Any, mask: Tensor | None, target: Any) -> Tensor:
         """Evaluate the divergence of the selected outputs; see :meth:`__call__` for the arguments."""

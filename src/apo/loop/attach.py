@@ -13,65 +13,37 @@ the optimizer's step hooks say when the weights move. One iteration of the loop:
 from __future__ import annotations
 
 import inspect
+import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from apo.distributed import leaves_gradients
-from apo.errors import ReplayError
-from apo.loop.hooks import is_inner_step, run_first, run_last, unscale_fused, with_closure
+from apo.errors import ApoWarning, ReplayError
+from apo.loop.checks import is_loss_of_torch
+from apo.loop.functional import FunctionalLoss, criterion
+from apo.loop.hooks import (
+    fills_gradients,
+    is_inner_step,
+    refuse_compiled_step,
+    run_first,
+    run_last,
+    unscale_fused,
+    with_closure,
+)
+from apo.loop.outputs import Outputs
 from apo.loop.tuner import Tuner
 from apo.passes.isolation import every_module
-from apo.passes.recording import Autocast, Call, Recording, Slot, own_loss, tree_map
-from apo.torch_internals import functorch_transform, step_post_hooks, step_pre_hooks, version_of, will_reach
+from apo.passes.recording import Autocast, Call, Recording, own_loss, own_prediction, tree_map
+from apo.torch_internals import functorch_transform, step_post_hooks, step_pre_hooks
 
 __all__ = ["Attached", "attach", "criterion"]
-
-
-class FunctionalLoss(nn.Module):
-    """A functional loss as a module, so that it can be watched."""
-
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Call the function."""
-        return self.function(*args, **kwargs)
-
-
-def criterion(function: Callable[..., Tensor]) -> nn.Module:
-    """Wrap a functional loss so that :func:`attach` can watch it; use the result in its place in the loop.
-
-    Example:
-        >>> import apo, torch.nn.functional as F
-        >>> loss_function = apo.criterion(F.cross_entropy)
-        >>> loss_function(torch.zeros(2, 4), torch.tensor([0, 1])).item() > 1
-        True
-    """
-    if isinstance(function, type):
-        raise TypeError(f"function must be a loss, got the class {function.__name__}: pass an instance of it")
-    if not callable(function):
-        raise TypeError(f"function must be callable, got {type(function).__name__}")
-    return FunctionalLoss(function)
-
-
-@dataclass(frozen=True)
-class _Output:
-    """What a call of the network returned: its tensors, each with where it is and its version counter."""
-
-    value: Any
-    leaves: list[tuple[tuple[int | str, ...], Tensor, int]]
-
-    def unchanged(self) -> bool:
-        """Return whether nothing was changed in place since: a replay would not repeat the change."""
-        return all(version_of(leaf) == version for _, leaf, version in self.leaves)
 
 
 @dataclass(eq=False)
@@ -79,6 +51,7 @@ class _Observed:
     """A loss that was computed, and the weight with which it was back-propagated (None: not at all, so far)."""
 
     recording: Recording
+    order: int = 0  # which of the losses of this iteration it was
     weight: Tensor | None = None
     passes: int = 0  # how often it was back-propagated
     probed: Tensor | None = None  # the weight in `torch.autograd.grad`
@@ -94,8 +67,9 @@ class Attached(Tuner):
     iteration has no ``backward()``: otherwise it is taken for an inspection of the gradients, such as their noise.
 
     Arguments of the network that carry a graph, such as features of an encoder that another optimizer trains, are
-    constants to a meta-step. Put passes that are not for training under ``torch.no_grad()``: the outputs of others are
-    kept until the next step, in case a loss is computed from them.
+    constants to a meta-step. What the loop does to the network's output before the criterion sees it (a transpose, a
+    slice, a mask, a temperature, a cast) is noted and repeated at the other weights; what draws random numbers or
+    changes tensors in place cannot be, and is refused: move it into the criterion.
 
     Example:
         >>> import apo, torch
@@ -107,11 +81,15 @@ class Attached(Tuner):
         1
     """
 
-    _calls: list[tuple[Call, _Output]]
+    _door = "apo.attach"
+    _outputs: Outputs
     _pending: Call | None
-    _observed: list[_Observed]
+    _observed: list[_Observed]  # those that were back-propagated
+    _losses: int
     _criterion: nn.Module | None
+    _before_criterion: RemovableHandle | None = None
     _in_closure = False
+    _skipped = False  # whether the step that is under way has lost its gradients, see `on_nonfinite`
     _left_out = False  # whether a fused optimizer leaves out the step that is under way
 
     def _watchable(self, criterion: Any) -> Callable[..., Tensor] | None:
@@ -120,17 +98,18 @@ class Attached(Tuner):
                 f"criterion must be a torch.nn.Module so that it can be watched, got {criterion!r}: "
                 "wrap it, criterion = apo.criterion(your_function), and call the wrapped one in the loop"
             )
-        self._criterion = criterion
+        self._criterion, self._outputs = criterion, Outputs()
         return criterion.function if isinstance(criterion, FunctionalLoss) else criterion
 
     def _install_hooks(self) -> None:
         super()._install_hooks()
         optimizer, hooks = self.optimizer, self._hooks
-        self._before = hooks.add(optimizer.register_step_pre_hook, self._before_step)
+        step_hook, refuse = optimizer.register_step_pre_hook, refuse_compiled_step
+        self._before = hooks.add(step_hook, self._before_step, when_compiled=refuse)
         after = hooks.add(optimizer.register_step_post_hook, self._after_step)
         run_first(step_post_hooks(optimizer), after)
         # The optimizer owns the tuner: when it is dropped, a network that lives on keeps nothing of either.
-        watch = {"weak": True, "with_kwargs": True}
+        watch: Any = {"weak": True, "with_kwargs": True}
         hooks.add(self.model.register_forward_pre_hook, self._before_forward, **watch)
         hooks.add(self.model.register_forward_hook, self._after_forward, **watch)
         if self._criterion is not None:
@@ -144,8 +123,14 @@ class Attached(Tuner):
         self._left_out = self.is_meta_step() and unscale_fused(optimizer)
         if self._left_out:
             return None
+        in_closure = (
+            with_closure(args, kwargs, self._as_if_outside) if self.is_meta_step() or self._skipping.enabled else None
+        )
+        self._skipped = in_closure is None and self._skipping.takes_gradients(self._parameters())
+        if self._skipped:
+            return None
         self._begin_step()
-        return with_closure(args, kwargs, self._as_if_outside) if self._theta is not None else None
+        return in_closure
 
     def _as_if_outside(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """Let a closure find the optimizer as it is outside a step."""
@@ -157,7 +142,9 @@ class Attached(Tuner):
                 loss = closure()
             finally:
                 self._in_closure = False
-            self._measuring.enter_context(self.rule.measuring())
+            self._skipped = self._skipping.takes_gradients(self._parameters())
+            if self._theta is not None:
+                self._measuring.enter_context(self.rule.measuring())
             return loss
 
         return run
@@ -174,6 +161,8 @@ class Attached(Tuner):
         if self._left_out:
             self._forget()  # after an overflow the fused optimizer stayed where it was: the step does not count
             return
+        if self._skipped:
+            return self._skip()
         self._finish_step(self._used_recordings)
 
     # ------------------------------------------------------------------ the forward and backward passes
@@ -193,25 +182,31 @@ class Attached(Tuner):
         call, self._pending = self._pending, None
         if call is None:
             return
-        leaves = [(path, leaf, version_of(leaf)) for path, leaf in _leaves(output)]
-        self._calls.append((call, _Output(output, leaves)))
         if self._criterion is None:
-            self._observe(own_loss(output), Recording((call,), None, {}, (), self._autocast()), output)
+            if not _is_inference(output):
+                alone = Recording((call,), None, {}, (), self._autocast())
+                self._observe(own_loss(output), alone, own_prediction(output))
+        else:
+            self._outputs.add(call, output)
+            if self._before_criterion is None:  # a hook less on ordinary steps
+                register = self._criterion.register_forward_pre_hook
+                self._before_criterion = self._hooks.add(register, self._before_loss, weak=True, with_kwargs=True)
+
+    def _before_loss(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        self._outputs.rest(args, kwargs)
 
     def _after_loss(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], loss: Tensor) -> None:
-        if not (self._calls and torch.is_grad_enabled() and self._wants_recording() and _has_gradient(loss)):
+        if not self._outputs:
             return
-        slots = tuple(_find_slots(args, kwargs, [output for _, output in self._calls]))
-        used = sorted({slot.call for slot in slots})
-        calls = tuple(self._calls[index][0] for index in used)
-        if used != list(range(len(used))):
-            slots = tuple(replace(slot, call=used.index(slot.call)) for slot in slots)
-        seen = {slot.position for slot in slots}
-        rest = tuple(None if index in seen else value for index, value in enumerate(args))
-        named = {name: None if name in seen else value for name, value in kwargs.items()}
-        filled = [args[p] if isinstance(p, int) else kwargs[p] for p in (slot.position for slot in slots)]
-        prediction = filled[0] if len(filled) == 1 else tuple(filled)
-        self._observe(loss, Recording(calls, rest, named, slots, self._autocast()), prediction)
+        if torch.is_grad_enabled() and self._wants_recording() and _has_gradient(loss):
+            calls, slots = self._outputs.slots(args, kwargs)
+            seen = {slot.position for slot in slots}
+            rest = tuple(None if index in seen else value for index, value in enumerate(args))
+            named = {name: None if name in seen else value for name, value in kwargs.items()}
+            filled = [args[p] if isinstance(p, int) else kwargs[p] for p in (slot.position for slot in slots)]
+            prediction = filled[0] if len(filled) == 1 else tuple(filled)
+            self._observe(loss, Recording(calls, rest, named, slots, self._autocast()), prediction)
+        self._outputs.wake()
 
     def _observe(self, loss: Tensor, recording: Recording, prediction: Any) -> None:
         """Keep a loss with its recording, and wait for its backward pass."""
@@ -221,10 +216,12 @@ class Attached(Tuner):
             modules = every_module(part for part in (self.model, self._criterion) if part is not None)
             modes = tuple((module, module.training) for module in modules)
             recording = recording.ended(loss.detach().clone(), kept, modes=modes)
-        observed = _Observed(recording)
+        observed = _Observed(recording, self._losses)
+        self._losses += 1
         earlier = [other for other in self._observed if other.weight is not None]
-        self._observed.append(observed)
         owner = weakref.ref(self)  # the loss may outlive the tuner, or be kept by it
+        # Only the loss keeps what was observed, until it is back-propagated: a validation without no_grad would else
+        # keep all of its batches until the next step.
 
         def note(weight: Tensor) -> None:
             tuner = owner()
@@ -236,7 +233,9 @@ class Attached(Tuner):
     def _note_backward(self, observed: _Observed, earlier: list[_Observed], weight: Tensor) -> None:
         """Receive the weight with which a loss is back-propagated, after some earlier ones."""
         weight = weight.detach().clone() if self.is_meta_step() else weight
-        if not _fills_gradients(self._parameters()):
+        if observed not in self._observed:
+            self._observed = sorted([*self._observed, observed], key=lambda each: each.order)
+        if not fills_gradients(self._parameters()):
             observed.probed = weight
             return
         again = observed.weight is not None and not (observed.left_gradients and self._gradients_are_clear())
@@ -256,6 +255,7 @@ class Attached(Tuner):
         weights = [observed.weight for observed in used if observed.weight is not None]
         if all(weight.device.type == "cpu" and not weight.ndim for weight in weights):
             weights = [weight.item() for weight in weights]  # reading these waits for no device
+        self._warn_of_maximising(weights)
         divisor = self._loss_scale(weights, sum(observed.passes for observed in used))
         parameters = list(self._parameters())
         settled = [observed.recording.settled(parameters) for observed in used]
@@ -274,10 +274,23 @@ class Attached(Tuner):
         used = [observed for observed in used if observed.recording.slots]
         if others and (not used or any(other.depends_on(list(self._parameters())) for other in others)):
             raise ReplayError(
-                "the criterion was called on something that is neither an output of the network nor a reshape of "
-                "one, so it cannot be evaluated at other weights: let the network return its loss, or use apo.APO"
+                "the criterion was called on something that was made of an output of the network in a way that cannot "
+                "be repeated at other weights (random numbers, or a tensor changed in place): move what is between "
+                "network and criterion into the criterion, criterion = apo.criterion(your_function)"
             )
         return used
+
+    def _warn_of_maximising(self, weights: Sequence[Tensor | float]) -> None:
+        """Say that a loss of torch is made larger; a negative weight turns any other criterion into a loss."""
+        if self.begun or not is_loss_of_torch(self.engine.criterion):
+            return  # one look at the first meta-step: reading a weight may wait for a device
+        if any(float(weight.sum() if isinstance(weight, Tensor) else weight) < 0 for weight in weights):
+            warnings.warn(
+                "criterion must be minimised, got a negative weight in front of it: the learned rate is the one that "
+                "makes the loss larger; back-propagate the loss itself, or detach() apo if that is what you want",
+                ApoWarning,
+                stacklevel=2,
+            )
 
     def _loss_scale(self, weights: Sequence[Tensor | float], passes: int) -> Tensor | float:
         scaler = self.engine.scaler
@@ -290,7 +303,11 @@ class Attached(Tuner):
         return total if total > limit else 1.0
 
     def _forget(self) -> None:
-        self._calls, self._observed, self._pending = [], [], None
+        self._outputs.forget()
+        if self._before_criterion is not None:
+            self._hooks.drop(self._before_criterion)
+            self._before_criterion = None
+        self._observed, self._pending, self._losses = [], None, 0
 
     def _autocast(self) -> Autocast:
         return Autocast.capture(self.device.type)
@@ -351,52 +368,12 @@ def attach(*args: Any, **options: Any) -> Attached:  # noqa: D417 - the argument
     return Attached(*args, **options)
 
 
+def _is_inference(output: Any) -> bool:
+    # A network that returns (logits, loss) returns None for the loss if it has no targets.
+    return isinstance(output, (tuple, list)) and any(item is None for item in output)
+
+
 def _has_gradient(loss: Any) -> bool:
     if not isinstance(loss, Tensor):
         raise TypeError(f"criterion must return a tensor, got {type(loss).__name__}: let it return the loss alone")
     return loss.requires_grad
-
-
-def _find_slots(args: tuple, kwargs: Mapping[str, Any], outputs: list[_Output]) -> Iterator[Slot]:
-    """Find which arguments of the criterion are outputs of the network, or reshapes of such."""
-    intact = [(index, output) for index, output in enumerate(outputs) if output.unchanged()]
-    leaves = [(index, path, leaf) for index, output in intact for path, leaf, _ in output.leaves]
-    for position, value in [*enumerate(args), *kwargs.items()]:
-        if not isinstance(value, Tensor):
-            whole = [index for index, output in intact if output.value is value]
-            if whole:
-                yield Slot(position, whole[-1])
-            continue
-        for index, path, leaf in reversed(leaves):
-            if leaf is value:
-                yield Slot(position, index, path)
-                break
-            if _is_reshape(value, leaf):
-                yield Slot(position, index, path, tuple(int(size) for size in value.shape))
-                break
-
-
-def _fills_gradients(parameters: Iterable[Tensor]) -> bool:
-    """Return whether the backward pass now running fills the ``.grad`` of a parameter; ``autograd.grad`` does not."""
-    try:
-        return any(will_reach(get_gradient_edge(p).node) for p in parameters if p.requires_grad)
-    except RuntimeError:
-        return False
-
-
-def _is_reshape(value: Tensor, leaf: Tensor) -> bool:
-    if value.requires_grad != leaf.requires_grad:
-        return False  # a detached output is a constant, such as the target of a stop-gradient
-    same_memory = value.data_ptr() == leaf.data_ptr() and value.numel() == leaf.numel() and value.numel() > 0
-    return same_memory and value.is_contiguous() and leaf.is_contiguous() and value.dtype == leaf.dtype
-
-
-def _leaves(output: Any, path: tuple[int | str, ...] = ()) -> Iterator[tuple[tuple[int | str, ...], Tensor]]:
-    if isinstance(output, Tensor):
-        yield path, output
-    elif isinstance(output, Mapping):
-        for key, value in output.items():
-            yield from _leaves(value, (*path, key))
-    elif isinstance(output, (tuple, list)):
-        for index, value in enumerate(output):
-            yield from _leaves(value, (*path, index))

@@ -30,6 +30,7 @@ def own_state(tuner: Tuner, with_batch: bool) -> dict[str, Any]:
         "steps": tuner.steps,
         "begun": tuner.begun,
         "skipped_meta_updates": tuner.skipped_meta_updates,
+        "skipped_steps": tuner.skipped_steps,
         "rule": tuner.rule.state_dict(),
         "fsd_batches": tuner.fsd_batches.state_dict(with_batch=with_batch),
         "history": tuner.history.state_dict(),
@@ -41,6 +42,7 @@ def load_own_state(tuner: Tuner, state: Mapping[str, Any]) -> None:
     tuner.steps = int(state["steps"])
     tuner.begun = bool(state.get("begun", tuner.steps > 0))  # files of 0.1.0 do not have it
     tuner.skipped_meta_updates = int(state["skipped_meta_updates"])
+    tuner.skipped_steps = int(state.get("skipped_steps", 0))
     tuner.rule.load_state_dict(state["rule"])
     tuner.fsd_batches.load_state_dict(state["fsd_batches"], tuner.device)
     tuner.history.load_state_dict(state.get("history", []))

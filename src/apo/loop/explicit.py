@@ -13,7 +13,7 @@ from apo.distributed import leaves_gradients
 from apo.errors import ApoWarning, ReplayError
 from apo.loop.hooks import hooks_of_others_around
 from apo.loop.tuner import Tuner
-from apo.passes.recording import Autocast, Recording, Slot, as_call, own_loss, tree_map
+from apo.passes.recording import Autocast, Recording, Slot, as_call, own_loss, own_prediction, tree_map
 from apo.rules.base import Rule
 
 __all__ = ["APO"]
@@ -48,7 +48,8 @@ class APO(Tuner):
     _stepping = False
 
     def _in_old_form(self, optimizer: Any, model: Any, criterion: Any, loss: Any) -> tuple[Any, Any, Any]:
-        if isinstance(optimizer, nn.Module) and isinstance(model, (Rule, Optimizer)):
+        is_network = isinstance(optimizer, nn.Module) and next(optimizer.parameters(), None) is not None
+        if is_network and isinstance(model, (Rule, Optimizer)):
             warnings.warn(
                 "apo.APO takes the optimizer first, as apo.attach does: write APO(optimizer, model, criterion); the "
                 "old order will be removed",
@@ -88,6 +89,9 @@ class APO(Tuner):
             self._forget()
             loss = self.backward(inputs, target)
         scaler, is_meta_step = self.engine.scaler, self.is_meta_step()
+        if scaler is None and self._skipping.takes_gradients(self._parameters()):  # a scaler does so by itself
+            self._skip()
+            return loss
         self._stepping = True
         try:
             # Hooks of others see the step that is taken in the end, not the one that is measured.
@@ -136,7 +140,8 @@ class APO(Tuner):
             (scaled if scaler is None else scaler.scale(scaled)).backward()
         if recording is not None:
             self._left_gradients = leaves_gradients(self.model)
-            prediction = tree_map(Tensor.detach, output) if self.fsd_batches.is_same else None
+            seen = own_prediction(output) if criterion is None else output
+            prediction = tree_map(Tensor.detach, seen) if self.fsd_batches.is_same else None
             self._recordings.append(recording.ended(loss.detach(), prediction, weight))
         return loss.detach()
 

@@ -15,18 +15,29 @@ import functools
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from apo.torch_internals import optimizer_hook_runner, step_post_hooks, step_pre_hooks
+from apo.torch_internals import optimizer_hook_runner, step_post_hooks, step_pre_hooks, will_reach
 
-__all__ = ["Hooks", "hooks_of_others_around", "is_inner_step", "run_first", "run_last", "unscale_fused", "with_closure"]
+__all__ = [
+    "Hooks",
+    "fills_gradients",
+    "hooks_of_others_around",
+    "is_inner_step",
+    "refuse_compiled_step",
+    "run_first",
+    "run_last",
+    "unscale_fused",
+    "with_closure",
+]
 
 
 class _Hook:
@@ -37,10 +48,12 @@ class _Hook:
     record forward passes of the wrong network.
     """
 
-    def __init__(self, function: Callable[..., Any] | None = None) -> None:
+    def __init__(
+        self, function: Callable[..., Any] | None = None, when_compiled: Callable[..., Any] | None = None
+    ) -> None:
         self._function = function
         # A compiler that traces into a hook would make its effects part of a graph.
-        self._untraced = None if function is None else torch.compiler.disable(function)
+        self._untraced = None if function is None else torch.compiler.disable(when_compiled or function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # Without a compiler the detour would cost as much as everything else that a hook does on an ordinary step.
@@ -74,7 +87,12 @@ class Hooks:
         weakref.finalize(self, _remove, self._handles, self._modules).atexit = False
 
     def add(
-        self, register: Callable[..., RemovableHandle], function: Callable[..., Any], weak: bool = False, **options: Any
+        self,
+        register: Callable[..., RemovableHandle],
+        function: Callable[..., Any],
+        weak: bool = False,
+        when_compiled: Callable[..., Any] | None = None,
+        **options: Any,
     ) -> RemovableHandle:
         """Register a hook through a ``register_*_hook`` method.
 
@@ -82,9 +100,10 @@ class Hooks:
             register: The method.
             function: What to call.
             weak: Do not let the hook keep its method's object alive; it comes off when the object is gone.
+            when_compiled: What to call instead in code that ``torch.compile`` has traced.
             **options: Passed to ``register``.
         """
-        handle = register(_Hook(_weakly(function) if weak else function), **options)
+        handle = register(_Hook(_weakly(function) if weak else function, when_compiled), **options)
         self._handles.append(handle)
         owner = getattr(register, "__self__", None)
         if isinstance(owner, nn.Module):
@@ -92,9 +111,22 @@ class Hooks:
             _StateWithoutHooks.put_into(owner)
         return handle
 
+    def drop(self, handle: RemovableHandle) -> None:
+        """Remove one hook."""
+        handle.remove()
+        self._handles[:] = [other for other in self._handles if other is not handle]
+
     def remove(self) -> None:
         """Remove all hooks."""
         _remove(self._handles, self._modules)
+
+
+def refuse_compiled_step(*_: Any) -> None:
+    """Raise: a compiled step does not see that param groups are exchanged and rates written around it."""
+    raise RuntimeError(
+        "optimizer.step must not be compiled while apo is attached, got a step inside torch.compile: compile the "
+        "network and the loss, and call optimizer.step() outside, or detach() apo first"
+    )
 
 
 def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -281,3 +313,11 @@ def hooks_of_others_around(optimizer: Optimizer, unscale: bool) -> Iterator[Call
     if taken[0]:
         for hook in kept_after.values():
             hook(optimizer, (), {})
+
+
+def fills_gradients(parameters: Iterable[Tensor]) -> bool:
+    """Return whether the backward pass now running fills the ``.grad`` of a parameter; ``autograd.grad`` does not."""
+    try:
+        return any(will_reach(get_gradient_edge(p).node) for p in parameters if p.requires_grad)
+    except RuntimeError:
+        return False

@@ -41,9 +41,11 @@ from apo.loop.checkpoints import (
     put_summary,
     take_summary,
 )
+from apo.loop.checks import check_arguments, under_old_name
 from apo.loop.hooks import Hooks
+from apo.loop.nonfinite import SkippedSteps
 from apo.loop.ownership import check_ownership
-from apo.passes.isolation import RandomState, devices_of
+from apo.passes.isolation import RandomState
 from apo.passes.recording import Call, Recording, Slot, as_call, tree_map
 from apo.rules import as_rule
 from apo.rules.base import Rule
@@ -86,18 +88,20 @@ class Tuner:
         wsd_weight: Weight of the weight-space term; None for the rule's default.
         other_batch_share: Share of the loss term that is taken on B' instead of B, see :class:`apo.ProximalObjective`;
             None for the rule's default. 1 is the ablation of the paper's appendix D: the learned rate collapses.
-        discrepancy: The divergence between outputs, or ``"auto"`` for the one that belongs to the loss.
+        discrepancy: The divergence between outputs, or ``"auto"`` for the one that belongs to the loss, see
+            :func:`apo.discrepancy.for_loss`; ``tuner.objective.discrepancy`` shows what it chose.
         mask: Which positions count in the function-space term, see :class:`apo.ProximalObjective`.
         fsd_batch: ``"previous"``, ``"same"`` or an iterable of batches, see :mod:`apo.core.batches`.
         scaler: The ``torch.amp.GradScaler`` of a float16 run.
-        cuda_graph: Capture the network's passes in a meta-step as CUDA graphs. If the host cannot keep up with the GPU,
-            as with small networks or batches, replaying them costs a fraction of running them; they need memory for one
-            more set of activations. Only a network in one process that maps one tensor to one, without random numbers,
-            is captured; any other runs as it does without.
+        cuda_graph: Capture the network's passes in a meta-step as CUDA graphs, which helps where the host cannot keep
+            up with the GPU and needs memory for one more set of activations. Only a network in one process that maps
+            one tensor to one, without random numbers, is captured; any other runs as it does without.
+        on_nonfinite: ``"raise"`` an error at a meta-step that is not finite, or ``"skip"`` every step that is not:
+            nothing moves, nothing counts. That takes a look at all gradients, which waits for the device.
         on_meta_step: Called with the :class:`MetaStep` of every meta-step, for logging; one function or several.
         history_limit: How many records :attr:`history` keeps.
-        save_batch: Let ``optimizer.state_dict()`` hold the batch of the step before, too, as :meth:`state_dict` always
-            does. A resume right before a meta-step is exact only with it; but the file then holds training data.
+        save_batch: Let ``optimizer.state_dict()`` hold the batch of the step before, as :meth:`state_dict` always does. A
+            resume right before a meta-step is exact only with it; but the file then holds training data.
         loss: The old name of ``criterion``.
 
     Attributes:
@@ -105,6 +109,7 @@ class Tuner:
         steps: How many steps the optimizer has taken.
         skipped_meta_updates: How many meta-gradients were not finite.
         begun: Whether the rule has found where to start: by its first meta-step, or because it was loaded.
+        skipped_steps: How many steps were left out, see ``on_nonfinite``.
 
     Example:
         >>> import apo, torch
@@ -113,6 +118,8 @@ class Tuner:
         >>> isinstance(tuner, apo.Tuner), [step for step in range(12) if tuner.is_meta_step(step)]
         (True, [0, 5, 10])
     """
+
+    _door = "apo.APO"  # how users call it, for messages
 
     def __init__(
         self,
@@ -130,19 +137,14 @@ class Tuner:
         fsd_batch: str | Iterable[Any] = "previous",
         scaler: Any = None,
         cuda_graph: bool = False,
+        on_nonfinite: str = "raise",
         on_meta_step: Callable[[MetaStep], None] | Iterable[Callable[[MetaStep], None]] | None = None,
         history_limit: int = 10_000,
         save_batch: bool = False,
         loss: Callable[..., Tensor] | None = None,
     ) -> None:
         optimizer, model, criterion = self._in_old_form(optimizer, model, criterion, loss)
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-        if scaler is not None and not hasattr(scaler, "get_scale"):
-            raise TypeError(f"scaler must be a torch.amp.GradScaler or None, got {scaler!r}")
-        for name, value in (("cuda_graph", cuda_graph), ("save_batch", save_batch)):
-            if not isinstance(value, bool):
-                raise TypeError(f"{name} must be True or False, got {value!r}")
+        check_arguments(self._door, optimizer, model, criterion, scaler, cuda_graph, save_batch)
         if (optimizer.optimizer if isinstance(optimizer, Rule) else optimizer) in _TUNED:
             raise ValueError(
                 "optimizer already has a tuner: use that one, or call its detach() before building another"
@@ -174,6 +176,7 @@ class Tuner:
         self.skipped_meta_updates = 0
         self.begun = False
         self.save_batch = save_batch
+        self.skipped_steps, self._skipping = 0, SkippedSteps(on_nonfinite)
         self._listeners = [on_meta_step] if callable(on_meta_step) else list(on_meta_step or ())
         self._theta: dict[Tensor, Tensor] | None = None  # the weights before the step, while a meta-step is under way
         self._measuring = ExitStack()  # what the rule prepared for that step
@@ -186,22 +189,10 @@ class Tuner:
 
     def _in_old_form(self, optimizer: Any, model: Any, criterion: Any, loss: Any) -> tuple[Any, Any, Any]:
         """Accept the names of 0.1, with a warning, for one release."""
-        if loss is None:
-            return optimizer, model, criterion
-        if criterion is not None:
-            raise TypeError("criterion and loss are two names of one argument: pass criterion alone")
-        warnings.warn("loss= is called criterion= now; the old name will be removed", ApoWarning, stacklevel=4)
-        return optimizer, model, loss
+        return optimizer, model, under_old_name(criterion, loss)
 
     def _watchable(self, criterion: Any) -> Callable[..., Tensor] | None:
-        """Check the loss function, and return what the look-ahead calls."""
-        if criterion is not None and not callable(criterion):
-            raise TypeError(
-                f"criterion must be callable as criterion(output, target) or None, got {type(criterion).__name__}"
-            )
-        if isinstance(criterion, type):
-            name = criterion.__name__
-            raise TypeError(f"criterion must be a function or an instance, got the class itself: write {name}()")
+        """Return what the look-ahead calls."""
         return cast("Callable[..., Tensor] | None", criterion)
 
     @property
@@ -235,18 +226,16 @@ class Tuner:
         self._forget()
 
     def __enter__(self) -> Tuner:
-        """Return the tuner; leaving the block detaches it."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Detach."""
         self.detach()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tuner:
         """Copy the tuner with its network and optimizer: an independent run that continues in the same way."""
         twin = object.__new__(type(self))
         memo[id(self)] = twin
-        left_out = ("_hooks", "_before", "_measuring")
+        left_out = ("_hooks", "_before", "_before_criterion", "_measuring")
         vars(twin).update(copy.deepcopy({name: v for name, v in vars(self).items() if name not in left_out}, memo))
         twin._hooks, twin._measuring = Hooks(), ExitStack()
         twin._install_hooks()
@@ -292,10 +281,12 @@ class Tuner:
                 often = self.is_meta_step(self.steps + 1)
                 record = self.engine.meta_step(self.steps, theta, recordings, not self.begun, often)
                 self.begun |= record is not None
-        except BaseException:
+        except BaseException as error:
             if theta is not None:
                 assign_(list(theta), list(theta.values()))  # leave the last good weights behind
-            raise
+            if not self._skipping.covers(error):
+                raise
+            return self._skip()
         finally:
             _REPLAYING.now = False
         if recordings and self.fsd_batches.keeps_previous and self.is_meta_step(self.steps + 1):
@@ -304,6 +295,13 @@ class Tuner:
         self.steps += 1
         if record is not None:
             self._publish(record)
+
+    def _skip(self) -> None:
+        """Leave a step out: it does not count."""
+        self._abandon()
+        self._forget()
+        self.skipped_steps += 1
+        self._skipping.warn(self.steps)
 
     def _publish(self, record: MetaStep) -> None:
         self.history.append(record)
@@ -331,7 +329,7 @@ class Tuner:
 
     def _replayable(self, call: Call) -> Call:
         """Note what running a call again depends on; as B' of another step a batch sees other random numbers."""
-        return call.sealed(RandomState.capture(devices_of(self.model))) if self.is_meta_step() else call
+        return call.sealed(self.model) if self.is_meta_step() else call
 
     def _gradients_are_clear(self) -> bool:
         """Return whether accumulation starts again: asked only if an earlier pass of this iteration is known."""
@@ -349,9 +347,10 @@ class Tuner:
         """Turn a batch of ``fsd_batch`` into a recording: ``(inputs, target)``, or the network's inputs alone."""
         batch = tree_map(lambda tensor: tensor.to(self.device, non_blocking=True), batch)
         if self.engine.criterion is None or not (isinstance(batch, (tuple, list)) and len(batch) == 2):
-            return Recording((as_call(batch),), None, {}, current.slots, current.autocast)
+            slots = tuple(slot.for_another_batch(slot.position) for slot in current.slots)
+            return Recording((as_call(batch),), None, {}, slots, current.autocast)
         inputs, target = batch
-        slot = Slot(0, 0, current.slots[0].path, current.slots[0].shape) if current.slots else Slot(0)
+        slot = current.slots[0].for_another_batch(0) if current.slots else Slot(0)
         return Recording((as_call(inputs),), (None, target), {}, (slot,), current.autocast)
 
     # ------------------------------------------------------------------ checkpoints
@@ -369,8 +368,7 @@ class Tuner:
     def state_dict(self) -> dict[str, Any]:
         """Return everything that an exact resume needs beside the network's own ``state_dict``.
 
-        That is the optimizer, phi, the meta-optimizer, counters, the batch source, the records and the random streams
-        of torch, Python and NumPy. It is plain data for ``torch.load(weights_only=True)``.
+        It is plain data for ``torch.load(weights_only=True)``, random streams included.
         """
         optimizer = self.optimizer.state_dict()
         drop_summary(optimizer["param_groups"])

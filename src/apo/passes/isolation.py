@@ -1,4 +1,4 @@
-"""Keep a meta-step from leaving traces: buffers, gradients, random streams and module modes.
+"""Keep a meta-step from leaving traces: buffers, plain attributes, gradients, random streams and module modes.
 
 A forward pass in training mode moves BatchNorm's running statistics and draws dropout masks from the random stream; a
 backward pass fills ``.grad``. A meta-step does both several times, and afterwards everything must be as an ordinary
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from apo.passes.attributes import PlainAttributes
 from apo.torch_internals import own_buffers, own_modules, own_parameters
 from apo.vectors import assign_, copies
 
@@ -130,7 +131,7 @@ class Surface:
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
-        """Restore buffers, ``.grad``, modes and random streams of everything involved on leaving.
+        """Restore buffers, plain attributes, ``.grad``, modes and random streams of everything involved on leaving.
 
         Inside, every ``.grad`` is ``None``: a backward pass starts from a clean slate.
         """
@@ -139,6 +140,7 @@ class Surface:
         # torch refuses to write into a buffer whose elements share memory, so those are put back as they are.
         values = _Snapshot([buffer for _, _, buffer in places if not _is_expanded(buffer)])
         modes = [owner.training for owner in owners]
+        attributes = self.attributes()
         gradients = self._gradients()
         random_state = RandomState.capture(self.devices, self._draws_from_host)
         for parameter in parameters:
@@ -149,12 +151,17 @@ class Surface:
             values.restore()
             for own, name, buffer in places:
                 own[name] = buffer
+            attributes.restore()
             for owner, training in zip(owners, modes, strict=True):
                 if owner.training != training:
                     owner.training = training
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient
             random_state.restore()
+
+    def attributes(self) -> PlainAttributes:
+        """Note what the modules keep in plain attributes."""
+        return PlainAttributes(self._owners)
 
     def _gradients(self) -> list[Tensor | None]:
         gradients = [p.grad for p in self._parameters]

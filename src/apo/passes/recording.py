@@ -15,8 +15,6 @@ random state and the autocast state. It is immutable; each stage of its life is 
 
 from __future__ import annotations
 
-import copy
-from collections import OrderedDict, UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -27,61 +25,16 @@ from torch import Tensor, nn
 
 from apo.distributed import is_sharded
 from apo.errors import ReplayError
-from apo.passes.isolation import RandomState
+from apo.passes.attributes import PlainAttributes
+from apo.passes.isolation import RandomState, devices_of, every_module
+from apo.passes.operations import Operation, as_plain, from_plain, pick
+from apo.passes.trees import odd_type, tree_map
 from apo.torch_internals import version_of
 
-__all__ = ["Autocast", "Call", "Recording", "Slot", "as_call", "odd_type", "own_loss", "tree_map"]
+__all__ = ["Autocast", "Call", "Recording", "Slot", "as_call", "odd_type", "own_loss", "own_prediction", "tree_map"]
 
-#: What ``torch.load(weights_only=True)`` accepts, beside tensors and containers.
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
-
-
-def tree_map(function: Callable[[Tensor], Any], tree: Any) -> Any:
-    """Apply ``function`` to every tensor in nested tuples, lists and mappings; keep everything else."""
-    if isinstance(tree, Tensor):
-        return function(tree)
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        # Not through the constructor: that of a PackedSequence takes other arguments than its fields.
-        return type(tree)._make(tree_map(function, item) for item in tree)  # type: ignore[attr-defined]
-    if isinstance(tree, (tuple, list)):
-        return type(tree)(tree_map(function, item) for item in tree)
-    if isinstance(tree, Mapping):
-        return _mapping_like(tree, {key: tree_map(function, value) for key, value in tree.items()})
-    return tree
-
-
-def _mapping_like(pattern: Mapping, items: dict) -> Mapping:
-    """Return a mapping of the pattern's type with other values under its keys, or a plain dict if there is no way."""
-    if type(pattern) is dict or not isinstance(pattern, (dict, UserDict)):
-        return items  # a copy of any other kind of mapping might share its memory with the pattern
-    try:
-        twin = copy.copy(pattern)
-        for key, value in items.items():
-            twin[key] = value
-            if key in vars(twin):  # where entries are attributes as well
-                vars(twin)[key] = value
-    except Exception:  # a type that cannot be copied or written to
-        return items
-    return twin
-
-
-def odd_type(tree: Any) -> type | None:
-    """Return the type of something that ``torch.load(weights_only=True)`` would refuse, or None if all is plain data.
-
-    Example:
-        >>> odd_type({"a": (1, [torch.zeros(2)])}), odd_type([range(3)])
-        (None, <class 'range'>)
-    """
-    kind = type(tree)
-    if kind in _PLAIN or kind in (Tensor, nn.Parameter):
-        return None
-    if kind in (tuple, list):
-        inside = tree
-    elif kind in (dict, OrderedDict):
-        inside = [*tree.keys(), *tree.values()]
-    else:
-        return kind
-    return next((odd for item in inside if (odd := odd_type(item)) is not None), None)
+#: What to do about something between network and criterion that cannot be run again.
+_EASY_WAY = "move what is between network and criterion into the criterion, criterion = apo.criterion(your_function)"
 
 
 @dataclass(frozen=True)
@@ -118,6 +71,7 @@ class Autocast:
 class Call:
     """The arguments of one call of the network, with the random state it started from (None: the current one).
 
+    ``attributes`` is what the network's plain attributes held when the call started (None: what they hold now).
     ``versions`` are the version counters of its tensors, to notice a batch that was changed in place.
     """
 
@@ -125,10 +79,20 @@ class Call:
     kwargs: dict[str, Any]
     random_state: RandomState | None = None
     versions: tuple[int, ...] = ()
+    attributes: PlainAttributes | None = None
 
-    def sealed(self, random_state: RandomState) -> Call:
-        """Note the random state that the call starts from, and the version counters of all tensors."""
-        return replace(self, random_state=random_state, versions=self._versions())
+    def sealed(self, model: nn.Module) -> Call:
+        """Note the state that a call of the network starts from now, and the version counters of all tensors."""
+        random_state, attributes = RandomState.capture(devices_of(model)), PlainAttributes(every_module([model]))
+        return replace(self, random_state=random_state, attributes=attributes, versions=self._versions())
+
+    def run(self, model: nn.Module) -> Any:
+        """Run the call again, from the state that it started from."""
+        if self.random_state is not None:
+            self.random_state.restore()
+        if self.attributes is not None:
+            self.attributes.restore()
+        return model(*self.args, **self.kwargs)
 
     def check_unchanged(self) -> None:
         """Raise if a tensor of the batch was changed in place since :meth:`sealed`."""
@@ -151,19 +115,43 @@ class Slot:
         call: Which call of the network the output comes from.
         path: Keys into the structure of that output.
         shape: Shape to which the output was reshaped, with the leading size left open; None if it was not reshaped.
+        operation: What else was done to the outputs, in place of the path; None for nothing.
     """
 
     position: int | str
     call: int = 0
     path: tuple[int | str, ...] = ()
     shape: tuple[int, ...] | None = None
+    operation: Operation | None = None
 
     def take(self, outputs: list[Any]) -> Any:
-        """Pick this slot's value out of the outputs of the calls."""
-        value = outputs[self.call]
-        for key in self.path:
-            value = getattr(value, key) if isinstance(key, str) and not isinstance(value, Mapping) else value[key]
+        """Make this slot's value from the outputs of the calls."""
+        if self.operation is not None:
+            return self.operation.run(outputs)
+        value = pick(outputs[self.call], self.path)
         return value if self.shape is None else value.reshape(-1, *self.shape[1:])
+
+    def with_constants(self, function: Callable[[Tensor], Tensor]) -> Slot:
+        """Return a copy in which other tensors take part in the operation."""
+        if self.operation is None:
+            return self
+        return replace(self, operation=self.operation.mapped(lambda output: output, function))
+
+    def for_another_batch(self, position: int | str) -> Slot:
+        """Return the slot for a batch of another source, which calls the network once.
+
+        Raises:
+            ReplayError: A tensor takes part that belongs to this batch, for all that can be seen.
+        """
+        operation = self.operation
+        if operation is not None and (
+            next(operation.constants(), None) is not None or any(output.call for output in operation.outputs())
+        ):
+            raise ReplayError(
+                "fsd_batch must be 'previous' or 'same' where a tensor of the batch, such as a mask, is used between "
+                f"network and criterion, got batches of another source: {_EASY_WAY}"
+            )
+        return replace(self, position=position, call=0)
 
 
 @dataclass(frozen=True)
@@ -199,13 +187,9 @@ class Recording:
             What the criterion saw, and the loss (None if the recording has no targets).
         """
         with self.autocast.active():
-            outputs = []
-            for call in self.calls:
-                if call.random_state is not None:
-                    call.random_state.restore()
-                outputs.append(model(*call.args, **call.kwargs))
+            outputs = [call.run(model) for call in self.calls]
             if criterion is None:
-                return outputs[0], own_loss(outputs[0])
+                return own_prediction(outputs[0]), own_loss(outputs[0])
             filled = [(slot.position, slot.take(outputs)) for slot in self.slots]
             prediction = filled[0][1] if len(filled) == 1 else tuple(value for _, value in filled)
             if self.loss_args is None:
@@ -228,9 +212,10 @@ class Recording:
         rest += [value for name, value in self.loss_kwargs.items() if name not in taken]
         return next((value for value in rest if value is not None), None)
 
-    def with_random_state(self, random_state: RandomState) -> Recording:
-        """Return a copy in which every call of the network starts from this random state."""
-        return replace(self, calls=tuple(replace(call, random_state=random_state) for call in self.calls))
+    def starting_from(self, random_state: RandomState, attributes: PlainAttributes) -> Recording:
+        """Return a copy in which every call of the network starts from this state."""
+        start = {"random_state": random_state, "attributes": attributes}
+        return replace(self, calls=tuple(replace(call, **start) for call in self.calls))
 
     def ended(self, loss: Tensor, prediction: Any = None, weight: float | Tensor = 1.0, modes: tuple = ()) -> Recording:
         """Return a copy that knows the loss; random streams that the pass has not drawn from are left out."""
@@ -260,7 +245,9 @@ class Recording:
         """
         calls = [(call.args, call.kwargs) for call in self.calls]
         everything = (calls, self.loss_args, self.loss_kwargs)
-        if not any(tensor.requires_grad for tensor in _tensors(everything)):
+        between = [tensor for operation in self._operations() for tensor in operation.constants()]
+        self._check_operations(between, parameters)
+        if not any(tensor.requires_grad for tensor in [*_tensors(everything), *between]):
             return self
         self._check_arguments(parameters)
         moved, constants = {id(p) for p in parameters}, {}
@@ -273,7 +260,23 @@ class Recording:
         calls, loss_args, loss_kwargs = tree_map(constant, everything)
         pairs = zip(self.calls, calls, strict=True)
         own = tuple(replace(call, args=args, kwargs=kwargs) for call, (args, kwargs) in pairs)
-        return replace(self, calls=own, loss_args=loss_args, loss_kwargs=loss_kwargs)
+        slots = tuple(slot.with_constants(constant) for slot in self.slots)
+        return replace(self, calls=own, loss_args=loss_args, loss_kwargs=loss_kwargs, slots=slots)
+
+    def _operations(self) -> list[Operation]:
+        return [slot.operation for slot in self.slots if slot.operation is not None]
+
+    def _check_operations(self, constants: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
+        if any(tensor.grad_fn is not None and _depends_on(tensor, parameters) for tensor in constants):
+            raise ReplayError(
+                "a tensor that was computed from parameters is used between network and criterion, so it cannot be "
+                f"evaluated at other weights: {_EASY_WAY}, or let the network return the result"
+            )
+        if not all(operation.is_unchanged() for operation in self._operations()):
+            raise ReplayError(
+                "a tensor that is used between network and criterion was changed in place before optimizer.step(), so "
+                f"it cannot be evaluated again: clone it, or {_EASY_WAY}"
+            )
 
     def _check_arguments(self, parameters: Sequence[Tensor]) -> None:
         for call in self.calls:
@@ -288,9 +291,8 @@ class Recording:
             computed = (tensor for tensor in _tensors(value) if tensor.grad_fn is not None)
             if any(_depends_on(tensor, parameters) for tensor in computed):
                 raise ReplayError(
-                    f"argument {name} of the criterion was computed from the network other than by reshaping one of "
-                    "its outputs, so it cannot be evaluated at other weights: let the network return it as it is, or "
-                    "detach() it"
+                    f"argument {name} of the criterion was computed from the network in a way that cannot be repeated "
+                    f"at other weights: {_EASY_WAY}, let the network return it as it is, or detach() it"
                 )
 
     def as_inputs(self) -> Recording:
@@ -298,7 +300,8 @@ class Recording:
         own = lambda tree: tree_map(lambda t: t.detach().clone().requires_grad_(t.requires_grad), tree)  # noqa: E731
         calls = tuple(Call(own(call.args), own(call.kwargs)) for call in self.calls)
         loss_args = None if self.loss_args is None else own(self.loss_args)
-        return Recording(calls, loss_args, own(self.loss_kwargs), self.slots, self.autocast)
+        slots = tuple(slot.with_constants(own) for slot in self.slots)
+        return Recording(calls, loss_args, own(self.loss_kwargs), slots, self.autocast)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what ``torch.load(weights_only=True)`` accepts if the arguments are plain, see :func:`odd_type`."""
@@ -306,7 +309,7 @@ class Recording:
             "calls": [(call.args, call.kwargs) for call in self.calls],
             "loss_args": self.loss_args,
             "loss_kwargs": self.loss_kwargs,
-            "slots": [(slot.position, slot.call, slot.path, slot.shape) for slot in self.slots],
+            "slots": [(s.position, s.call, s.path, s.shape, as_plain(s.operation)) for s in self.slots],
             "autocast": (self.autocast.device_type, self.autocast.enabled, self.autocast.dtype),
         }
 
@@ -318,7 +321,7 @@ class Recording:
             calls=tuple(Call(tuple(args), kwargs) for args, kwargs in state["calls"]),
             loss_args=None if state["loss_args"] is None else tuple(state["loss_args"]),
             loss_kwargs=state["loss_kwargs"],
-            slots=tuple(Slot(position, call, tuple(path), shape) for position, call, path, shape in state["slots"]),
+            slots=tuple(Slot(p, call, tuple(path), *map(from_plain, rest)) for p, call, path, *rest in state["slots"]),
             autocast=Autocast(*state["autocast"]),
         )
 
@@ -333,18 +336,35 @@ def as_call(inputs: Any) -> Call:
 
 
 def own_loss(output: Any) -> Tensor:
-    """Return the loss that a network computed itself: ``output.loss`` or ``output["loss"]``.
+    """Return the loss that a network computed itself.
+
+    It is ``output.loss`` or ``output["loss"]``, or the only number in a tuple such as nanoGPT's ``(logits, loss)``.
 
     Raises:
         ReplayError: There is none.
     """
-    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(output, (tuple, list)) and not hasattr(output, "loss"):
+        numbers = [item for item in output if _is_number(item)]
+        loss = numbers[0] if len(numbers) == 1 else None
+    else:
+        loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if not isinstance(loss, Tensor):
         raise ReplayError(
             f"no loss function was given and the network's output, a {type(output).__name__}, has no entry 'loss': "
-            "pass loss=/criterion= or let the network return its loss"
+            "pass criterion=, or let the network return its loss, as in (logits, loss)"
         )
     return loss
+
+
+def own_prediction(output: Any) -> Any:
+    """Return what a network that computes its own loss returned beside it; a tuple has None in its place."""
+    if not isinstance(output, (tuple, list)) or hasattr(output, "loss"):
+        return output
+    return tuple(None if _is_number(item) else item for item in output)
+
+
+def _is_number(item: Any) -> bool:
+    return isinstance(item, Tensor) and item.ndim == 0 and item.is_floating_point()
 
 
 def _tensors(tree: Any) -> list[Tensor]:

@@ -146,16 +146,9 @@ class LearningRate(Rule):
             >>> apo.LearningRate.paper(torch.optim.SGD([torch.zeros(2, 2)], lr=0.1)).look_ahead
             'step'
         """
-        settings: dict[str, Any] = {
-            "look_ahead": "step",
-            "over_relaxation": 1.0,
-            "meta_optimizer": PAPER_META_OPTIMIZER,
-            "max_change": None,
-            "warm_start": False,
-        }
-        rule = cls(optimizer, **(settings | options))
-        rule.other_batch_share, rule.early = 0.0, 0
-        return rule
+        settings: dict[str, Any] = {"look_ahead": "step", "over_relaxation": 1.0, "max_change": None}
+        settings |= {"meta_optimizer": PAPER_META_OPTIMIZER, "warm_start": False}
+        return cls(optimizer, **(settings | options))
 
     @property
     def over_relaxation(self) -> float:
@@ -215,8 +208,8 @@ class LearningRate(Rule):
     def first_look(self, proposal: Proposal, slope: Slope, often: bool = False) -> None:
         """Search for the rate at which the look-ahead turns from better to worse; start far below it.
 
-        A network is easily damaged by its first steps, before the rule has seen how it takes them. If meta-steps come
-        at every step, the rate starts at a hundredth and climbs by itself, to a tenth at most until the loss falls.
+        First steps damage a network before the rule has seen how it takes them. If meta-steps come at every step, the
+        rate starts at a hundredth and climbs by itself, to a tenth at most until the loss falls.
         """
         if not self.warm_start:
             return
@@ -383,7 +376,10 @@ class LearningRate(Rule):
         """Learn one more group's rate; return the schedule's factor in it, or None for what the group itself shows."""
         rate, factor = base_rate(group, self.optimizer), None
         if not (math.isfinite(rate) and rate > 0):
-            raise ValueError(f"lr of param group {index} must be positive, got {rate}: apo learns its logarithm")
+            raise ValueError(
+                f"lr of param group {index} must be positive, got {rate}: leave parameters that should not move out of "
+                "the optimizer, or freeze them by requires_grad_(False) and give their group any rate"
+            )
         if not self._phi:
             self._first_rate = rate
         ratio = rate / self._first_rate

@@ -63,7 +63,8 @@ class Likelihood:
             apo.GaussianKL: "gaussian",
             apo.SquaredError: "gaussian",
         }
-        if type(discrepancy) not in kinds:
+        # KFAC samples targets from logits, or from means of known variance.
+        if type(discrepancy) not in kinds or getattr(discrepancy, "of", None) in ("probabilities", "variance"):
             raise UserError(
                 f"KFAC needs a loss that is a log-likelihood, but the task's divergence is "
                 f"{type(discrepancy).__name__}: use another method."
