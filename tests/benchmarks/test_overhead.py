@@ -16,6 +16,8 @@ from benchmarks.measuring.rivals import HAS_TORCHOPT, TorchOpt, Unrolled
 from benchmarks.measuring.timing import Runner, Timing, compare, interleaved_times
 from benchmarks.measuring.workloads import CPU_WORKLOADS, SMOKE_WORKLOADS
 
+import apo
+
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 SMALL = [workload for workload in SMOKE_WORKLOADS if not workload.large]
@@ -60,7 +62,11 @@ def test_rivals_compute_the_meta_gradient_that_apo_computes(workload, rival):
     twin = rival(workload.model(CPU).double(), interval=1)
     apo_contender = LearnedRate(model, interval=1)
     rule = apo_contender.tuner.rule
-    rule.warm_start = False
+    # The rivals know the loss on the step's own batch alone, and a constant over-relaxation.
+    apo_contender.tuner.detach()
+    plain = apo.LearningRate(rule.optimizer, over_relaxation=1.4, warm_start=False)
+    apo_contender.tuner = apo.APO(plain, model, F.cross_entropy, interval=1)
+    rule = plain
     seen = []
     rule.meta_optimizer.register_step_pre_hook(lambda *_: seen.append(rule.phi()[0].grad.clone()))
     twin.meta_optimizer.register_step_pre_hook(lambda *_: seen.append(twin.log_rate.grad.clone()))

@@ -11,6 +11,9 @@ from torch.nn import functional as F
 import apo
 from apo.reference import updates
 
+# Networks and rates are chosen for their arithmetic: some of the losses explode.
+pytestmark = pytest.mark.filterwarnings("ignore:.*several times its first value:apo.ApoWarning")
+
 OPTIMIZERS = {
     "sgd": ("SGD", updates.sgd, {}),
     "sgd-momentum": ("SGD", updates.sgd, {"momentum": 0.9, "dampening": 0.2}),

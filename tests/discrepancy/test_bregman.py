@@ -106,7 +106,7 @@ def test_for_loss_refuses_the_mean_of_kl_div_that_divides_by_the_classes_as_well
 
 @pytest.mark.parametrize("loss", [nn.MSELoss(reduction="sum"), functools.partial(F.cross_entropy, reduction="none")])
 def test_for_loss_refuses_a_loss_that_is_not_a_mean(loss):
-    with pytest.raises(ValueError, match="must have reduction='mean'"):
+    with pytest.raises(ValueError, match="must be a mean over the examples"):
         for_loss(loss)
 
 

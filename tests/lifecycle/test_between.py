@@ -127,7 +127,7 @@ def test_one_output_may_be_used_as_it_is_and_changed():
         model = plain_network()
         double = apo.criterion(lambda out, y: F.cross_entropy(out, y) + F.cross_entropy(out / 2, y))
         criterion = double if inside else nn.CrossEntropyLoss()
-        options = {"discrepancy": apo.CategoricalKL(), "fsd_weight": 0}
+        options = {"discrepancy": apo.CategoricalKL(), "fsd_weight": 0, "other_batch_share": 0}
         tuner = apo.attach(sgdm(model), model, criterion, interval=2, **options)
         for index in range(5):
             x, y = batch(index)

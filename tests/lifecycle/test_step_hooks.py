@@ -308,3 +308,12 @@ def test_a_step_past_the_explicit_door_is_refused():
     with pytest.raises(RuntimeError, match=r"call tuner.step\(\), or use apo.attach"):
         run.optimizer.step()
     assert_equal_bits(before, run.weights())
+
+
+def test_the_explicit_door_goes_back_at_once_when_its_step_is_interrupted():
+    run = Run("explicit", interrupted_at(4))
+    run.train(range(3))
+    good = run.weights()
+    with pytest.raises(KeyboardInterrupt):
+        run.step(*run.batch(3))  # a meta-step
+    assert_equal_bits([p.detach() for p in run.model.parameters()], good)  # without asking the tuner or a state_dict

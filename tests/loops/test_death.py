@@ -9,7 +9,6 @@ from tests.loops.loop import (
     Run,
     assert_not_silently_lost,
     digit_batches,
-    fails_today,
     hear,
     mlp,
     rate_of,
@@ -57,7 +56,6 @@ def loop_with(build, steps, precision=torch.float32):
     return loop
 
 
-@fails_today("the rate climbs from 0.06 to 0.3, the loss stays at 2.31 (1.84 at a fixed rate), silent")
 def test_a_rate_that_climbs_while_the_loss_of_a_deep_network_stays_is_said_so():
     assert_not_silently_lost(loop_with(deep_network, 250), [0.1], initial=1e-3, short=0.3, about=TRAINING)
 

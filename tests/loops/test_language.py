@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.loops.loop import Run, assert_learns, digit_batches, fails_today, mlp, wrong
+from tests.loops.loop import Run, assert_learns, digit_batches, mlp, wrong
 from torch import nn
 
 import apo
@@ -83,7 +83,6 @@ def test_a_network_that_returns_logits_and_loss_trains_unchanged():
     assert_learns(lambda lr, attach: nanogpt_loop(lr, attach, by_hand=False), [3e-3, 1e-2], short=0.25)
 
 
-@fails_today("apo is switched off: the rate in force is what the loop writes, silent")
 def test_nanogpt_with_its_hand_written_schedule_learns_and_says_how_the_schedule_was_read():
     with pytest.warns(apo.ApoWarning, match=r"initial (rate|lr)") as caught:
         assert_learns(nanogpt_loop, [3e-3, 1e-2], short=0.4)

@@ -61,7 +61,7 @@ def byol_loop(lr, attach):
     target = copy.deepcopy(model.online).requires_grad_(False)
     criterion = apo.criterion(lambda one, other: 2 - 2 * F.cosine_similarity(one, other).mean())
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
-    tuner = attach(optimizer, model, criterion, discrepancy=apo.SquaredError())
+    tuner = attach(optimizer, model, criterion, discrepancy=apo.SquaredError(), total_steps=150)
     losses = []
     for (x,) in batches(150, digits()[0]):
         one, other = augmented(x), augmented(x)

@@ -14,7 +14,6 @@ from tests.loops.loop import (
     assert_not_silently_lost,
     batches,
     best_fixed,
-    cases,
     digit_batches,
     digits,
     hear,
@@ -139,15 +138,8 @@ def test_training_starts_at_the_same_rate_from_every_initial_rate_or_says_that_n
     assert starts == pytest.approx([starts[0]] * len(starts), rel=0.01)
 
 
-ENDS_TODAY = {
-    ("cosine head, SGDm", 1e-8): "the rate is 2e-4, 37% wrong (7% at 0.1), silent",
-    ("cosine head, SGDm", 1e-3): "the rate is 2e-4, 37% wrong (7% at 0.1), silent",
-    ("cosine head, SGDm", 1e3): "the rate is 2e-4, 37% wrong (7% at 0.1), silent",
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("case", cases(itertools.product(LOOPS, INITIAL), ENDS_TODAY), ids=str)
+@pytest.mark.parametrize("case", list(itertools.product(LOOPS, INITIAL)), ids=str)
 def test_training_ends_near_the_best_rate_from_every_initial_rate_or_says_why_not(case):
     (loop, rates), initial = LOOPS[case[0]], case[1]
     assert_not_silently_lost(loop, rates, initial, short=0.15, about=TRAINING)

@@ -174,7 +174,7 @@ def test_a_vae_whose_model_returns_its_loss_ends_near_the_best_rate():
         torch.manual_seed(0)
         model = Vae()
         optimizer = torch.optim.Adam(model.parameters(), lr=lr)
-        tuner, losses = attach(optimizer, model), []
+        tuner, losses = attach(optimizer, model, total_steps=200), []
         for (x,) in batches(200, digits()[0]):
             optimizer.zero_grad()
             loss = model(x)["loss"]

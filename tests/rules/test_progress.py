@@ -29,7 +29,6 @@ def test_a_falling_loss_lets_the_rate_climb(losses):
     progress = Progress()
     verdicts = follow(progress, losses, CLIMB)
     assert not falls(verdicts) and [rate for rate, _ in verdicts] == CLIMB
-    assert not progress.is_late(1000)
 
 
 def test_a_noisy_loss_that_falls_slowly_lets_the_rate_climb():
@@ -66,10 +65,12 @@ def test_a_loss_back_at_its_first_value_lowers_the_rate_to_a_tenth():
     assert verdicts[falls(verdicts)[0]][0] == pytest.approx(-math.log(10))
 
 
-def test_a_loss_that_never_falls_is_late():
+def test_a_loss_far_above_its_first_value_has_exploded():
     progress = Progress()
-    follow(progress, [2.3, 40.0, 2.31, 2.3] * 10, [0.0] * 40)
-    assert progress.is_late(130) and not progress.is_late(120)
+    follow(progress, [2.3, 9.0], [0.0] * 2)
+    assert not progress.has_exploded and not Progress().has_exploded
+    follow(progress, [9.5, 2.3], [0.0] * 2)
+    assert progress.has_exploded
 
 
 def test_it_continues_from_its_state():

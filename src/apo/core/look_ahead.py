@@ -196,7 +196,7 @@ class LookAheads:
             # Checked at the first meta-step, even if the loss on B' is needed only towards the end of training.
             if self.objective.needs_other_targets and any(loss is None for _, loss in self._at_theta):
                 self.share = 0.0
-                if self.objective.other_targets == "wanted":
+                if self.objective.share_is_default and self.objective.horizon is None:
                     return self._at_theta
                 raise MissingBatchError(
                     "the loss term was asked for on another batch, but that batch has no targets: let fsd_batch yield "

@@ -188,7 +188,10 @@ class Engine:
         everything = [p for group in self.rule.optimizer.param_groups for p in group["params"]]
         draws_from_host = any(recording.draws_from_host for recording in recordings)
         surface = Surface(modules, everything, draws_from_host)
-        share, others = self.objective.share(step), []
+        # Several losses in one step may differ in kind, unless they are micro-batches, and B' has the last of them
+        # alone. In 16 bits a difference of losses is too coarse to read curvature from.
+        comparable = _is_one_batch(recordings) and not _is_coarse(recordings[0], proposal.parameters)
+        share, others = self.objective.share(step, comparable), []
         if self.objective.needs_other_batch and not self.batches.is_same:
             other = self.batches.draw(recordings[-1])
             # B' sees the same dropout masks, and the same state in attributes, at theta and at theta'.
@@ -212,7 +215,7 @@ class Engine:
             scale=float(self.scaler.get_scale()) if self.scaler is not None and self.scaler.is_enabled() else 1.0,
             unit=unit_of_loss([recording.weight for recording in recordings]),
             processes=processes,
-            compares=self.rule.compares,
+            compares=self.rule.compares and comparable,
         )
 
     def _agree(
@@ -253,6 +256,21 @@ def _check_dense(parameters: Mapping[Tensor, Tensor]) -> None:
         raise TypeError(
             "a parameter has a sparse gradient, which apo cannot learn from: build its layer with sparse=False"
         )
+
+
+def _is_one_batch(recordings: Sequence[Recording]) -> bool:
+    """Return whether the passes are one batch, or micro-batches whose mean is taken."""
+    if len(recordings) == 1:
+        return True
+    mean = 1.0 / len(recordings)
+    return all(isinstance(r.weight, float) and math.isclose(r.weight, mean, rel_tol=0.01) for r in recordings)
+
+
+def _is_coarse(recording: Recording, parameters: Sequence[Tensor]) -> bool:
+    """Return whether a pass computes in 16 bits."""
+    half = (torch.float16, torch.bfloat16)
+    under_autocast = recording.autocast.enabled and recording.autocast.dtype in half
+    return under_autocast or any(p.dtype in half for p in parameters)
 
 
 def _total_weight(recordings: Sequence[Recording]) -> float | Tensor:

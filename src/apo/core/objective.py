@@ -109,7 +109,7 @@ class ProximalObjective:
             marked by the criterion's ``ignore_index``, by ``labels`` of -100 or by an ``attention_mask``.
         other_batch_share: :math:`\alpha`, the share of the loss term that is taken on B'; 0 is the paper's.
         total_steps: How many steps training takes; None if nobody knows.
-        other_targets: ``"needed"`` refuses a B' without targets, ``"wanted"`` takes the loss on B alone then.
+        share_is_default: Whether nobody asked for that share: then it is dropped where it cannot be had.
 
     Example:
         >>> import torch.nn.functional as F
@@ -127,14 +127,14 @@ class ProximalObjective:
         mask: Callable[[Recording], Tensor | None] | str | None = "auto",
         other_batch_share: float = 0.0,
         total_steps: int | None = None,
-        other_targets: str = "needed",
+        share_is_default: bool = False,
     ) -> None:
         self.fsd_weight = _weight("fsd_weight", fsd_weight)
         self.wsd_weight = _weight("wsd_weight", wsd_weight)
         self.other_batch_share = _weight("other_batch_share", other_batch_share)
         if other_batch_share > 1:
             raise ValueError(f"other_batch_share must be from 0 to 1, got {other_batch_share}: 0 is the paper's")
-        self.other_targets = other_targets
+        self.share_is_default = share_is_default
         self.horizon = None if total_steps is None else Horizon(total_steps)
         self.discrepancy = _discrepancy(discrepancy, criterion) if self.fsd_weight > 0 else None
         self._ignore_index = _ignore_index(criterion)
@@ -152,10 +152,16 @@ class ProximalObjective:
         """Whether a loss is taken on B', now or towards the end of training."""
         return self.other_batch_share > 0 or self.horizon is not None
 
-    def share(self, step: int) -> float:
-        r"""Return :math:`\alpha` at a step, counted from 0: it rises when the end of training is near."""
+    def share(self, step: int, comparable: bool = True) -> float:
+        r"""Return :math:`\alpha` at a step, counted from 0: it rises when the end of training is near.
+
+        Args:
+            step: The step.
+            comparable: Whether B' says the same kind of thing as B; if not, a default share is dropped.
+        """
         nearness = 0.0 if self.horizon is None else self.horizon.nearness(step)
-        return self.other_batch_share + (1.0 - self.other_batch_share) * nearness
+        usual = self.other_batch_share if comparable or not self.share_is_default else 0.0
+        return usual + (1.0 - usual) * nearness
 
     def fade(self, step: int) -> float:
         """Return the factor of a learned rate at a step, counted from 0: it falls at the end of training.

@@ -86,7 +86,9 @@ def continue_from_earlier_steps(tuner: Tuner) -> None:
         load_own_state(tuner, summary)
         return
     optimizer = tuner.optimizer
-    if not any(optimizer.state.get(p) for group in optimizer.param_groups for p in group["params"]):
+    states = [optimizer.state.get(p) for group in optimizer.param_groups for p in group["params"]]
+    # Some optimizers (Adagrad) make their state when they are built, with a count of zero.
+    if not any(state and ("step" not in state or state["step"] > 0) for state in states):
         return
     tuner.begun = True
     if getattr(tuner.rule, "warm_start", None):

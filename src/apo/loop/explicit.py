@@ -105,6 +105,9 @@ class APO(Tuner):
                     self._finish_step(self._settled_recordings)
                 else:
                     self._abandon()  # the scaler found an overflow and left the step out
+        except BaseException:
+            self._abandon()  # Ctrl-C, say: the weights that were measured must not be seen
+            raise
         finally:
             self._stepping = False
         if scaler is not None:

@@ -100,8 +100,8 @@ class Tuner:
             nothing moves, nothing counts. That takes a look at all gradients, which waits for the device.
         on_meta_step: Called with the :class:`MetaStep` of every meta-step, for logging; one function or several.
         history_limit: How many records :attr:`history` keeps.
-        save_batch: Let ``optimizer.state_dict()`` hold the batch of the step before, as :meth:`state_dict` always does. A
-            resume right before a meta-step is exact only with it; but the file then holds training data.
+        save_batch: Let ``optimizer.state_dict()`` hold the batch of the step before, as :meth:`state_dict` always does.
+            A resume right before a meta-step is exact only with it; but the file then holds training data.
         loss: The old name of ``criterion``.
 
     Attributes:
@@ -165,7 +165,7 @@ class Tuner:
             if other_batch_share is None
             else other_batch_share,
             total_steps,
-            other_targets="wanted" if other_batch_share is None and total_steps is None else "needed",
+            share_is_default=other_batch_share is None,
         )
         self.fsd_batches = fsd_batches(fsd_batch, self._record_batch)
         if total_steps is not None and self.fsd_batches.is_same:

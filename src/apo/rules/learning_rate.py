@@ -295,10 +295,10 @@ class LearningRate(Rule):
                 "the network may be dead, its batches too small, or its loss (of a policy gradient, of a GAN) may say "
                 "nothing about progress; in the last case train at a fixed rate, without apo"
             ]
-        if self._progress.is_late(step):
+        if self._progress.has_exploded:
             return [
-                "the loss has not fallen below its first value yet: if it does not fall soon, the network may be dead, "
-                "or the loss may say nothing about progress; look at its curve and at that of the rate"
+                "the loss has risen to several times its first value: steps that were too long may have damaged the "
+                "network, so start again with a smaller lr, or with the warm start if it is off"
             ]
         return []
 

@@ -23,8 +23,8 @@ _MEMORY = 0.9
 #: How many observations without progress are too many, over how many steps: with noise, a few say nothing.
 _PATIENCE = 15
 _PATIENT_STEPS = 150
-#: When the loss should have fallen below its first value.
-_LATE, _LATE_STEP = 14, 130
+#: How many times its first value a loss has to reach to count as exploded, which noise does not do.
+_EXPLOSION = 4.0
 #: How far above its level of the last progress the rate may climb without any more.
 _CLIMB = math.log(4.0)
 #: How far the rate falls when the loss is back at its first value.
@@ -48,6 +48,7 @@ class Progress:
         self._mean = 0.0  # this average and the next lack their bias correction
         self._variance = 0.0
         self._first = math.inf
+        self._highest = -math.inf
         self._best = math.inf
         self._since = 0  # observations since the last progress
         self._last_step = 0  # when that was
@@ -72,6 +73,7 @@ class Progress:
         self._variance = _MEMORY * self._variance + (1.0 - _MEMORY) * (loss - last) ** 2
         mean, noise = self._mean / correction, math.sqrt(self._variance / correction)
         self._since += 1
+        self._highest = max(self._highest, loss)
         if self._count == 1:  # before any step: what a network that learns will fall below
             self._first, self._best, self._level = loss, loss, log_rate
         if mean < self._best - max(0.01 * abs(self._best), 0.1 * noise):
@@ -87,9 +89,10 @@ class Progress:
             return self._ceiling, True
         return min(log_rate, self._ceiling), False
 
-    def is_late(self, step: int) -> bool:
-        """Return whether the loss should have fallen below its first value by now, and has not."""
-        return not self._has_begun and self._count >= _LATE and step >= _LATE_STEP
+    @property
+    def has_exploded(self) -> bool:
+        """Whether a loss was far above the first one: steps were too long, and may have left their mark."""
+        return self._highest > self._first + (_EXPLOSION - 1.0) * abs(self._first)
 
     def state_dict(self) -> dict[str, float]:
         """Return plain numbers."""

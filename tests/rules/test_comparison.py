@@ -1,0 +1,167 @@
+"""What the two batches say about a look-ahead is the quadratic model of each, and sigma and the step follow from it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import apo
+from apo.rules.base import Comparison, Outcome
+from apo.rules.over_relaxation import OverRelaxation, momentum_in
+from apo.rules.turning_point import TurningPoint
+
+SHARE, FSD, WSD = 0.3, 0.2, 0.05
+
+
+class Listening(apo.LearningRate):
+    """Keeps what the meta-step tells it, and the look-ahead it was about."""
+
+    def propose(self, theta):
+        self.proposal = super().propose(theta)
+        return self.proposal
+
+    def meta_update(self, gradients, outcome=None):
+        self.outcome = outcome
+        self.ahead = [delta.clone() for delta in self.proposal.displacement()]
+        super().meta_update(gradients, outcome)
+
+
+def batch(seed, size=12):
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(size, 5, generator=generator).double(), torch.randn(size, 2, generator=generator).double())
+
+
+def test_promise_and_price_are_those_of_each_batch_alone():
+    """A linear network with squared error is a quadratic: the model is exact, in float64."""
+    torch.manual_seed(0)
+    model = nn.Linear(5, 2).double()
+    rule = Listening(torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), warm_start=False)
+    options = {"other_batch_share": SHARE, "fsd_weight": FSD, "wsd_weight": WSD, "interval": 1}
+    tuner = apo.APO(rule, model, F.mse_loss, fsd_batch=[batch(7)], **options)
+    tuner.step(*batch(1))
+    theta = [p.detach().clone() for p in model.parameters()]
+    tuner.step(*batch(2))
+    comparison = rule.outcome.comparison
+    for (x, y), promise, price in (
+        (batch(2), comparison.own_promise, comparison.own_price),
+        (batch(7), comparison.other_promise, comparison.other_price),
+    ):
+        flat = torch.cat([p.reshape(-1) for p in theta]).requires_grad_()
+        delta = torch.cat([d.reshape(-1) for d in rule.ahead])
+
+        def loss(weights, x=x, y=y):
+            return F.mse_loss(F.linear(x, weights[:10].reshape(2, 5), weights[10:]), y)
+
+        gradient = torch.autograd.functional.jacobian(loss, flat)
+        hessian = torch.autograd.functional.hessian(loss, flat)
+        assert promise == pytest.approx(float(-gradient @ delta), rel=1e-8)
+        assert price == pytest.approx(float(delta @ hessian @ delta), rel=1e-8)
+    length = sum(float(d.square().sum()) for d in rule.ahead)
+    record = tuner.history[-1]
+    assert comparison.proximal_price == pytest.approx(2 * FSD * record.fsd + WSD * length, rel=1e-9)
+
+
+@pytest.mark.parametrize("options", [{"fsd_batch": "same"}, {"other_batch_share": 0.0}])
+def test_without_a_share_of_another_batch_there_is_nothing_to_compare(options):
+    model = nn.Linear(5, 2).double()
+    rule = Listening(torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), warm_start=False)
+    apo.APO(rule, model, F.mse_loss, **options).step(*batch(1))
+    assert rule.outcome.comparison is None
+
+
+def test_a_batch_stream_without_targets_leaves_the_loss_on_the_steps_own_batch():
+    model = nn.Linear(5, 2).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    tuner = apo.APO(optimizer, model, F.mse_loss, fsd_batch=[batch(7)[0]])
+    assert tuner.objective.other_batch_share > 0
+    loss = tuner.step(*batch(1))
+    assert tuner.history[0].loss == pytest.approx(float(loss))
+
+
+@pytest.mark.parametrize(("shared", "expected"), [(0.0, 1.4), (0.5, 2.66), (1.0, 8.0)])
+def test_shared_curvature_bears_more_over_relaxation(shared, expected):
+    sigma = OverRelaxation(0.9)
+    for _ in range(50):
+        sigma.observe(Comparison(1.0, 0.8, 0.3, 0.8 * shared, 0.1))
+    assert sigma.value == pytest.approx(expected, rel=2e-3)
+
+
+def test_growing_weights_lower_sigma_and_shrinking_ones_do_not_raise_it():
+    sigma = OverRelaxation(0.9)
+    sigma.observe(None, 2.0)
+    comparison = Comparison(1.0, 0.8, 0.3, 0.0, 0.1)
+    sigma.observe(comparison, 4.0)
+    assert sigma.value == pytest.approx(0.7)
+    sigma.observe(comparison, 1.0)
+    assert sigma.value == pytest.approx(1.4)
+
+
+def test_a_look_ahead_that_promises_nothing_says_nothing():
+    sigma, turning_point = OverRelaxation(0.9), TurningPoint()
+    for comparison in (Comparison(-1.0, 0.8, 0.3, 0.8, 0.1), Comparison(1.0, math.nan, 0.3, 0.8, 0.1)):
+        sigma.observe(comparison)
+        assert turning_point.change(comparison, 0.3, 0.1, 1.4, 0.1) is None
+    assert sigma.value == 1.4
+
+
+def test_the_rate_settles_at_sigma_times_the_turning_point():
+    """Promise 2 and price 5 per unit of the rate: Q turns at 0.4."""
+    turning_point, rate = TurningPoint(), 1e-3
+    for _ in range(100):
+        ahead = rate / 1.4
+        comparison = Comparison(2 * ahead, 4.5 * ahead**2, 2 * ahead, 4.5 * ahead**2, 0.5 * ahead**2)
+        rate *= math.exp(min(max(turning_point.change(comparison, 0.3, ahead, 1.4, rate), -0.2), 0.2))
+    assert rate == pytest.approx(1.4 * 0.4, rel=1e-3)
+
+
+def test_the_momentum_of_an_optimizer_is_read_from_its_groups():
+    weights = [torch.zeros(2, requires_grad=True)]
+    assert momentum_in(torch.optim.SGD(weights, lr=0.1).param_groups[0]) == 0
+    assert momentum_in(torch.optim.RMSprop(weights, momentum=0.5).param_groups[0]) == 0.5
+    assert momentum_in(torch.optim.AdamW(weights, betas=(0.8, 0.9)).param_groups[0]) == 0.8
+
+
+def test_without_momentum_or_with_a_number_nothing_is_compared():
+    weights = [torch.zeros(2, requires_grad=True)]
+    momentum = torch.optim.SGD(weights, lr=0.1, momentum=0.9)
+    assert apo.LearningRate(momentum).compares
+    for rule in (
+        apo.LearningRate(torch.optim.SGD(weights, lr=0.1)),
+        apo.LearningRate(momentum, over_relaxation=3.0),
+        apo.LearningRate.paper(momentum),
+    ):
+        assert not rule.compares and rule.other_batch_share == 0 and rule.early == 0
+
+
+def test_the_first_fifty_steps_are_meta_steps_if_the_interval_is_left_to_the_rule():
+    model = nn.Linear(5, 2).double()
+    optimizer = torch.optim.Adam(model.parameters())
+    tuner = apo.APO(optimizer, model, F.mse_loss)
+    assert [step for step in range(80) if tuner.is_meta_step(step)] == [*range(51), 60, 70]
+    tuner.detach()
+    tuner = apo.APO(optimizer, model, F.mse_loss, interval=10)
+    assert [step for step in range(30) if tuner.is_meta_step(step)] == [0, 10, 20]
+
+
+def test_training_starts_at_a_hundredth_of_the_turning_point_where_meta_steps_come_often():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 2)).double()
+    starts = {}
+    for interval in ("auto", 10):
+        twin = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 2)).double()
+        twin.load_state_dict(model.state_dict())
+        frozen = lambda phi: torch.optim.SGD(phi, lr=0.0)  # noqa: E731
+        rule = apo.LearningRate(torch.optim.Adam(twin.parameters()), meta_optimizer=frozen)
+        apo.APO(rule, twin, F.mse_loss, interval=interval).step(*batch(1))
+        starts[interval] = rule.learned_rates()[0]
+    assert starts["auto"] == pytest.approx(starts[10] / 10)
+
+
+def test_an_outcome_without_comparison_leaves_phi_to_the_meta_optimizer():
+    rule = apo.LearningRate(torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1, momentum=0.9))
+    rule.meta_update([torch.tensor(1.0)], Outcome(0, 1.0, 0.9))
+    assert rule.learned_rates()[0] == pytest.approx(0.1 * math.exp(-0.1))
