@@ -154,7 +154,7 @@ def _accumulate(attached: bool, wrapper: str) -> dict:
                     tuner.backward(part, target, weight=0.5)
                 else:
                     (criterion(model(part), target) / 2).backward()
-        tuner.optimizer.step()
+        tuner.step() if isinstance(tuner, apo.APO) else tuner.optimizer.step()
     return {"weights": weights(model), "loss": [r.loss for r in tuner.history]}
 
 

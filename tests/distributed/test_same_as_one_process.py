@@ -51,6 +51,20 @@ def test_weights_and_phi_are_those_of_one_process_with_the_same_global_batch(
         _check_same(one_process[rule], [results[rule] for results in found])
 
 
+def _train_measured(wrapper: str) -> dict[str, Any]:
+    tuner = build("measured_rate", wrapper)
+    train(tuner, 0, STEPS)
+    assert tuner.rule.compares
+    return {"rates": tuner.history.column("lr/0"), "phi": float(tuner.rule.phi()[0])}
+
+
+@pytest.mark.parametrize("wrapper", ["ddp", "fsdp"])
+def test_a_rate_that_compares_batches_is_the_same_on_all_processes_and_nearly_that_of_one(wrapper, tmp_path):
+    alone, (first, second) = _train_measured("plain"), in_processes(2, tmp_path, _train_measured, wrapper)
+    assert first == second
+    assert first["rates"] == pytest.approx(alone["rates"], rel=0.02)
+
+
 def _train_to_the_end(wrapper: str) -> dict[str, Any]:
     tuner = build("rate", wrapper, total_steps=STEPS)
     train(tuner, 0, STEPS)

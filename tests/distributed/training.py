@@ -51,11 +51,19 @@ def share_of_batch(step: int) -> tuple[Tensor, Tensor]:
 
 
 def rate(model: nn.Module) -> apo.Rule:
-    return apo.LearningRate(torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, weight_decay=1e-3))
+    """Without the comparison of batches, which reads curvature from differences of float32 losses."""
+    sgd = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, weight_decay=1e-3)
+    return apo.LearningRate(sgd, over_relaxation=1.4)
 
 
 def adam_rate(model: nn.Module) -> apo.Rule:
-    return apo.LearningRate(torch.optim.AdamW(model.parameters(), lr=1e-4, eps=1e-3), per_group=True)
+    adamw = torch.optim.AdamW(model.parameters(), lr=1e-4, eps=1e-3)
+    return apo.LearningRate(adamw, per_group=True, over_relaxation=1.4)
+
+
+def measured_rate(model: nn.Module) -> apo.Rule:
+    """The default."""
+    return apo.LearningRate(torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9))
 
 
 def kronecker(model: nn.Module, **options: Any) -> apo.Rule:
@@ -85,7 +93,8 @@ RULES: dict[str, Callable[[nn.Module], apo.Rule]] = {
 
 def build(rule: str, wrapper: str, interval: int = 10, total_steps: int | None = None, **options: Any) -> apo.APO:
     model = wrap(network(), wrapper, **options)
-    return apo.APO(RULES[rule](model), model, criterion=F.mse_loss, interval=interval, total_steps=total_steps)
+    chosen = measured_rate if rule == "measured_rate" else RULES[rule]
+    return apo.APO(chosen(model), model, criterion=F.mse_loss, interval=interval, total_steps=total_steps)
 
 
 def train(tuner: apo.APO, start: int, stop: int) -> None:

@@ -10,11 +10,11 @@ be depends on what the curvature along the look-ahead is made of:
 * Curvature that only the step's own batch has is new at every step. It bears twice the turning point, with momentum or
   without.
 
-With :math:`\rho`, the price on B' over that on B (:class:`apo.rules.base.Comparison`), as the shared part,
+With :math:`\kappa`, the price on B' over that on B (:class:`apo.rules.base.Comparison`), as the shared part,
 
-.. math:: \sigma = \frac{\sigma_0}{\rho\, q + 1 - \rho}\, \frac{\|w_0\|}{\|w\|}, \qquad \sigma_0 = 1.4,
+.. math:: \sigma = \frac{\sigma_0}{\kappa\, q + 1 - \kappa}\, \frac{\|w_0\|}{\|w\|}, \qquad \sigma_0 = 1.4,
 
-at most 8, with :math:`\rho` from running averages. Without momentum :math:`\sigma = 1.4`. The last factor is for
+at most 8, with :math:`\kappa` from running averages. Without momentum :math:`\sigma = 1.4`. The last factor is for
 networks with BatchNorm and the like: weights before such a layer are scale-invariant, so noise makes them grow, the
 turning point grows with their square, and a rate that followed it would never be too high for them, only for the rest
 of the network.
