@@ -1,10 +1,13 @@
 r"""The rate at which the look-ahead turns from better to worse, from a quadratic model of each look-ahead.
 
 Along a look-ahead of rate :math:`\bar\eta` the meta-objective is about
-:math:`-a (\eta/\bar\eta) + \frac{c}{2} (\eta/\bar\eta)^2`, with the promise :math:`a = (1 - \alpha) a_B + \alpha a_{B'}` and
-the price :math:`c = (1 - \alpha) c_B + \alpha c_{B'} + c_{FSD} + c_{WSD}` (:class:`apo.rules.base.Comparison`). It turns
-at :math:`\eta^* = \bar\eta a / c`. Single look-aheads are noisy, so promise and price per unit of the rate are averaged
-first.
+
+.. math::
+    -a\, \frac{\eta}{\bar\eta} + \frac{c}{2} \Big(\frac{\eta}{\bar\eta}\Big)^2, \qquad
+    a = (1 - \alpha) a_B + \alpha a_{B'}, \quad c = (1 - \alpha) c_B + \alpha c_{B'} + c_{FSD} + c_{WSD},
+
+with the promise a and the price c (:class:`apo.rules.base.Comparison`). It turns at :math:`\eta^* = \bar\eta a / c`.
+Single look-aheads are noisy, so promise and price per unit of the rate are averaged first.
 
 A step towards :math:`\sigma \eta^*` needs no meta-rate, and forgets the large meta-gradients of the first steps soon;
 RMSprop remembers them for a hundred meta-steps, during which a rate hardly moves.
