@@ -154,7 +154,7 @@ def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def batches(steps: int, *data: Tensor, size: int = 64) -> Iterator[tuple[Tensor, ...]]:
-    """Yield batches of the data, shuffled anew in every epoch, the same ones in every run."""
+    """Yield batches of the data, shuffled again in every epoch, the same ones in every run."""
     generator = torch.Generator().manual_seed(1)
     given = 0
     while True:

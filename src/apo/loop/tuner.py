@@ -6,9 +6,9 @@ A tuner is idle between steps. One step takes it through these states::
                                |
                                +--_abandon()--> idle                  weights back at theta, rates as they were
 
-``stepping`` matters on meta-steps only: the weights before the step are kept, and the rule has prepared the optimizer
-for a step that is measured. A step that fails, is interrupted by Ctrl-C or is left out by a GradScaler is abandoned, at
-the latest when somebody next reads the weights: the measured step must never be seen or saved.
+``stepping`` matters on meta-steps only: the weights before the step are kept, and the optimizer is prepared for a step
+that is measured. A step that fails, is interrupted or is left out by a GradScaler is abandoned, at the latest when
+somebody next reads the weights: the measured step must never be seen or saved.
 """
 
 from __future__ import annotations
@@ -53,15 +53,14 @@ from apo.vectors import assign_, copies
 
 __all__ = ["Tuner"]
 
-#: The interval between meta-steps that the paper uses.
-_INTERVAL = 10
+_INTERVAL = 10  # between meta-steps, as in the paper
 
 #: The optimizers that have a tuner now: a second one would take the first one's steps for the optimizer's own.
 _TUNED: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class _Replaying(threading.local):
-    """Whether a tuner runs a network now: such passes are no training, for any tuner that watches the same network."""
+    """Whether a tuner runs a network now: for any tuner that watches it, such passes are no training."""
 
     now = False
 
@@ -72,8 +71,7 @@ _REPLAYING = _Replaying()
 class Tuner:
     """Learns the meta-parameters of a rule from the optimizer's own steps.
 
-    Not built directly: :class:`apo.APO` runs the training step itself, :func:`apo.attach` watches an existing loop.
-    Both take these arguments.
+    Built by :class:`apo.APO`, which runs the training step itself, and :func:`apo.attach`, which watches a loop.
 
     Args:
         optimizer: The optimizer whose learning rate (or, for a preconditioner, whose matrices) is learned, or a rule
@@ -96,8 +94,8 @@ class Tuner:
         cuda_graph: Capture the network's passes in a meta-step as CUDA graphs, which helps where the host cannot keep
             up with the GPU and needs memory for one more set of activations. Only a network in one process that maps
             one tensor to one, without random numbers, is captured; any other runs as it does without.
-        on_nonfinite: ``"raise"`` an error at a meta-step that is not finite, or ``"skip"`` every step that is not:
-            nothing moves, nothing counts. That takes a look at all gradients, which waits for the device.
+        on_nonfinite: ``"raise"`` an error at a meta-step that is not finite, or ``"skip"`` every step that is not; that
+            looks at all gradients and so waits for the device.
         on_meta_step: Called with the :class:`MetaStep` of every meta-step, for logging; one function or several.
         history_limit: How many records :attr:`history` keeps.
         save_batch: Let ``optimizer.state_dict()`` hold the batch of the step before, as :meth:`state_dict` always does.
@@ -155,15 +153,14 @@ class Tuner:
         self.rule = as_rule(optimizer)
         self.interval = _INTERVAL if interval == "auto" else whole_number("interval", interval, "or 'auto'")
         self._early = self.rule.early if interval == "auto" else 0
+        share = 0.0 if fsd_batch == "same" else self.rule.other_batch_share
         self.objective = ProximalObjective(
             self.rule.fsd_weight if fsd_weight is None else fsd_weight,
             self.rule.wsd_weight if wsd_weight is None else wsd_weight,
             discrepancy,
             function,
             mask,
-            (0.0 if fsd_batch == "same" else self.rule.other_batch_share)
-            if other_batch_share is None
-            else other_batch_share,
+            share if other_batch_share is None else other_batch_share,
             total_steps,
             share_is_default=other_batch_share is None,
         )
@@ -323,9 +320,8 @@ class Tuner:
 
     def _wants_recording(self) -> bool:
         """Return whether this iteration's forward pass is needed: by its own meta-step, or as B' of the next one."""
-        if _REPLAYING.now:
-            return False
-        return self.is_meta_step() or (self.fsd_batches.keeps_previous and self.is_meta_step(self.steps + 1))
+        needed = self.is_meta_step() or (self.fsd_batches.keeps_previous and self.is_meta_step(self.steps + 1))
+        return needed and not _REPLAYING.now
 
     def _replayable(self, call: Call) -> Call:
         """Note what running a call again depends on; as B' of another step a batch sees other random numbers."""
@@ -333,8 +329,7 @@ class Tuner:
 
     def _gradients_are_clear(self) -> bool:
         """Return whether accumulation starts again: asked only if an earlier pass of this iteration is known."""
-        gradients = (p.grad for p in self._parameters())
-        return not any(gradient is not None and bool(whole(gradient.any())) for gradient in gradients)
+        return not any(p.grad is not None and bool(whole(p.grad.any())) for p in self._parameters())
 
     def _forget(self) -> None:
         """Drop what is known of the forward passes of this iteration."""

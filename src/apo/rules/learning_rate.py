@@ -33,7 +33,7 @@ from apo.rules.linearity import check_linear_in_lr, measuring_rate
 from apo.rules.momentum_probe import momentum_of
 from apo.rules.over_relaxation import OverRelaxation, momentum_in
 from apo.rules.param_groups import ScheduledGroup, base_rate, is_scheduled
-from apo.rules.progress import Progress
+from apo.rules.progress import CLIMBED, EXPLODED, Progress
 from apo.rules.rate_options import check_meta_optimizer, check_numbers
 from apo.rules.rate_proposal import Members, RateProposal
 from apo.rules.tail import coupled_decay, has_tail, tail_displacement
@@ -290,16 +290,9 @@ class LearningRate(Rule):
                     parameter.add_(allowed - highest)
             self._show()
         if had_to_fall:
-            return [
-                "the learned rate had climbed while the loss did not fall, so it went back to where it last fell: "
-                "the network may be dead, its batches too small, or its loss (of a policy gradient, of a GAN) may say "
-                "nothing about progress; in the last case train at a fixed rate, without apo"
-            ]
+            return [CLIMBED]
         if self._progress.has_exploded:
-            return [
-                "the loss has risen to several times its first value: steps that were too long may have damaged the "
-                "network, so start again with a smaller lr, or with the warm start if it is off"
-            ]
+            return [EXPLODED]
         return []
 
     def detach(self) -> None:

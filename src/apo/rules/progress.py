@@ -16,7 +16,18 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["Progress"]
+__all__ = ["CLIMBED", "EXPLODED", "Progress"]
+
+#: What the user is told.
+CLIMBED = (
+    "the learned rate had climbed while the loss did not fall, so it went back to where it last fell: the network may "
+    "be dead, its batches too small, or its loss (of a policy gradient, of a GAN) may say nothing about progress; in "
+    "the last case train at a fixed rate, without apo"
+)
+EXPLODED = (
+    "the loss has risen to several times its first value: steps that were too long may have damaged the network, so "
+    "start again with a smaller lr, or with the warm start if it is off"
+)
 
 #: Weight of the past in the averages of the loss and of its noise.
 _MEMORY = 0.9
