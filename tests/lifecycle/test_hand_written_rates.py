@@ -45,7 +45,8 @@ def writing(run: Run, lr: float) -> Callable[[int], None]:
 @pytest.mark.parametrize("lr", [1e-5, 0.05, 10.0])
 @pytest.mark.parametrize("door", DOORS)
 def test_a_rate_written_in_every_iteration_multiplies_the_learned_one_from_the_first_step_on(door, lr):
-    run = built(door, lr)
+    # A constant over-relaxation learns more in these few steps than the default does.
+    run = Run(door, lambda model: apo.LearningRate(SGD(model.parameters(), lr=lr, momentum=0.9), over_relaxation=1.4))
     write = writing(run, lr)
     write(0)
     run.step(*run.batch(0))
@@ -56,7 +57,7 @@ def test_a_rate_written_in_every_iteration_multiplies_the_learned_one_from_the_f
         write(step)
         assert run.lr == pytest.approx(learned(run) * cosine(step), rel=1e-9)
         run.step(*run.batch(step))
-    assert learned(run) != pytest.approx(lr, rel=0.01)
+    assert learned(run) != pytest.approx(lr, rel=0.1)
     assert run.tuner.history[-1].lr == pytest.approx([learned(run) * cosine(9)])
 
 

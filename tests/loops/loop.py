@@ -11,11 +11,10 @@ import functools
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
@@ -129,18 +128,6 @@ def assert_not_silently_lost(loop: Loop, good_rates: Sequence[float], initial: f
 def rate_of(run: Run) -> float:
     """Return the rate in force at the end."""
     return float(run.tuner.optimizer.param_groups[0]["lr"])
-
-
-def fails_today(what_happens: str) -> pytest.MarkDecorator:
-    """Mark a test that fails until its part of the issue is done; what happens today is the reason."""
-    return pytest.mark.xfail(strict=True, reason=f"issue: {what_happens}")
-
-
-def cases(values: Iterable[Any], today: Mapping[Any, str]) -> list[Any]:
-    """Return the cases of a test, those that fail today marked with what happens."""
-    unknown = set(today) - set(values := list(values))
-    assert not unknown, f"no such cases: {unknown}"
-    return [pytest.param(value, marks=fails_today(today[value])) if value in today else value for value in values]
 
 
 @functools.cache

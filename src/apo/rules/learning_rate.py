@@ -119,7 +119,6 @@ class LearningRate(Rule):
         self.max_change = max_change
         self.bounds = bounds
         self.warm_start = warm_start
-        self._build_meta_optimizer = meta_optimizer or META_OPTIMIZER
         self._groups: list[ScheduledGroup] = []
         self._phi: list[Tensor] = []
         self._ratios: list[float] = []  # rate of each group relative to its phi
@@ -131,7 +130,7 @@ class LearningRate(Rule):
         self._fresh: set[Tensor] = set()  # parameters without optimizer state before the step that is measured
         self._tails: dict[Tensor, Tensor] = {}  # the tails of an optimizer that is not known, per unit of the rate
         self._adopt_groups()
-        self.meta_optimizer = self._build_meta_optimizer(self._phi)
+        self.meta_optimizer = (meta_optimizer or META_OPTIMIZER)(self._phi)
 
     @classmethod
     def paper(cls, optimizer: Optimizer, **options: Any) -> LearningRate:
