@@ -17,7 +17,7 @@ from apo.distributed import is_sharded, summed_over_shards
 from apo.torch_internals import foreach_add_, foreach_copy_, foreach_mul, foreach_norm, foreach_sub
 
 __all__ = ["advance_", "any_sharded", "assign_", "copies", "differences", "dot", "local_parts", "norm"]
-__all__ += ["scaled", "wide"]
+__all__ += ["scaled", "wide", "zero_share"]
 
 Vector = Sequence[Tensor]
 
@@ -88,6 +88,12 @@ def norm(vector: Vector) -> Tensor:
 def any_sharded(vector: Vector) -> bool:
     """Return whether a part is a DTensor; plain tensors, which are nearly all, are known by their type at once."""
     return any(type(tensor) not in (Tensor, nn.Parameter) and is_sharded(tensor) for tensor in vector)
+
+
+@torch.no_grad()
+def zero_share(vector: Vector) -> Tensor:
+    """Return the share of the parts that are exactly zero; of a sharded part, that of this process is looked at."""
+    return (torch.stack(foreach_norm(local_parts(vector), 1)) == 0).float().mean()
 
 
 def local_parts(vector: Vector) -> list[Tensor]:

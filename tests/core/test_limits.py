@@ -166,11 +166,11 @@ def learned_rate(steps=40, **options):
 
 
 @pytest.mark.parametrize("term", ["fsd_weight", "wsd_weight"])
-def test_a_huge_weight_of_either_discrepancy_drives_the_rate_down_at_every_meta_step(term):
+def test_a_huge_weight_of_either_discrepancy_drives_the_rate_down_until_the_weights_hardly_move(term):
     _, tuner = learned_rate(**{term: 1e6})
     rates = tuner.history.column("lr/0")
-    assert all(later < earlier for earlier, later in itertools.pairwise(rates))
-    assert rates[-1] < 0.4 * 0.05
+    assert all(later < earlier for earlier, later in itertools.pairwise(rates[:10]))
+    assert max(rates[10:]) < 1e-5  # then it stays at its turning point
 
 
 def test_a_larger_weight_gives_a_smaller_rate_and_weight_zero_the_largest():

@@ -8,6 +8,7 @@ less is better: a mean loss, or the share of wrong answers.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 import warnings
@@ -77,8 +78,13 @@ def assert_learns(
 def assert_at_work(tuner: Any, initial: float | None = None) -> None:
     """Assert that every meta-step that was due happened, and that what is learned has moved."""
     assert tuner.steps > 1
-    due = sum(tuner.is_meta_step(step) for step in range(tuner.steps))
-    assert len(tuner.history) == due, "meta-steps were due and did not happen"
+    steps = [record.step for record in tuner.history]
+    assert steps[0] == 0
+    for last, step in itertools.pairwise([*steps, tuner.steps]):
+        longest = tuner.interval
+        if longest == "auto":
+            longest = next(interval for until, interval in tuner.rule.auto_intervals if step <= until)
+        assert step - last <= longest, "meta-steps were due and did not happen"
     assert any(record.updated for record in tuner.history)
     learned = tuner.rule.learned_rates()[0]
     assert math.isfinite(learned)

@@ -134,7 +134,7 @@ def test_without_momentum_or_with_a_number_nothing_is_compared():
         apo.LearningRate(momentum, over_relaxation=3.0),
         apo.LearningRate.paper(momentum),
     ):
-        assert not rule.compares and rule.other_batch_share == 0 and rule.early == 0
+        assert not rule.compares and rule.other_batch_share == 0 and rule.auto_intervals == ((math.inf, 10),)
 
 
 def test_the_first_fifty_steps_are_meta_steps_if_the_interval_is_left_to_the_rule():

@@ -1,4 +1,4 @@
-"""A rate that climbs without progress goes back, and a loss that is back at its first value lowers the rate."""
+"""A rate that climbs without progress goes back; a network that is lost is noticed."""
 
 from __future__ import annotations
 
@@ -7,18 +7,25 @@ import math
 import pytest
 import torch
 
+from apo.rules.base import Standing
 from apo.rules.progress import Progress
 
 
-def follow(progress, losses, log_rates):
-    """Observe losses ten steps apart, from wherever the progress stands; return the rates that are allowed."""
-    first = progress.state_dict()["_count"]
+def follow(progress, losses, log_rates, silent=0.0):
+    """Observe losses ten steps apart, from wherever the progress stands; return allowed rates and standings."""
+    first = follow.counts.setdefault(id(progress), 0)
+    follow.counts[id(progress)] += len(losses)
     pairs = enumerate(zip(losses, log_rates, strict=True), start=first)
-    return [progress.observe(10 * count, loss, rate) for count, (loss, rate) in pairs]
+    return [(progress.observe(10 * n, loss, rate, silent), progress.standing) for n, (loss, rate) in pairs]
 
 
-def falls(verdicts):
-    return [index for index, (_, had_to_fall) in enumerate(verdicts) if had_to_fall]
+@pytest.fixture(autouse=True)
+def counts():
+    follow.counts = {}
+
+
+def where(verdicts, standing):
+    return [index for index, (_, found) in enumerate(verdicts) if found is standing]
 
 
 CLIMB = [0.1 * k for k in range(60)]
@@ -26,43 +33,100 @@ CLIMB = [0.1 * k for k in range(60)]
 
 @pytest.mark.parametrize("losses", [[2.0 * 0.97**k for k in range(60)], [-1.0 - 0.05 * k for k in range(60)]])
 def test_a_falling_loss_lets_the_rate_climb(losses):
-    progress = Progress()
-    verdicts = follow(progress, losses, CLIMB)
-    assert not falls(verdicts) and [rate for rate, _ in verdicts] == CLIMB
+    verdicts = follow(Progress(), losses, CLIMB)
+    assert not where(verdicts, Standing.HELD_BACK) and [rate for rate, _ in verdicts] == CLIMB
+    assert len(where(verdicts, Standing.BETTER)) > 30
 
 
 def test_a_noisy_loss_that_falls_slowly_lets_the_rate_climb():
     torch.manual_seed(0)
     noise = (0.2 * torch.randn(300)).tolist()
     losses = [2.0 * 0.99**k + noise[k] * 0.99**k for k in range(300)]
-    assert not falls(follow(Progress(), losses, [0.01 * k for k in range(300)]))
+    verdicts = follow(Progress(), losses, [0.01 * k for k in range(300)])
+    assert not where(verdicts, Standing.HELD_BACK) and not where(verdicts, Standing.LOST)
 
 
-def test_a_rate_that_climbs_fourfold_without_progress_goes_back_to_the_last_progress_and_may_not_pass_it():
+def test_without_progress_the_rate_climbs_to_four_times_that_of_the_last_and_then_goes_back():
     progress = Progress()
     follow(progress, [2.0 * 0.95**k for k in range(20)] + [0.75] * 40, [0.0] * 60)  # the average has settled
     verdicts = follow(progress, [0.75] * 40, CLIMB[:40])
-    assert falls(verdicts)[0] == 14  # e ** 1.4 is the first above 4
-    assert verdicts[14][0] == 0.0
-    assert follow(progress, [0.75], [0.05]) == [(0.0, False)]  # it stays there, without another word
-    assert follow(progress, [0.1] * 20, [0.05] * 20)[-1] == (0.05, False)  # there is progress again
+    held = where(verdicts, Standing.HELD_BACK)
+    assert held == [13]  # once: e ** 1.3 is the first above nine tenths of the way to 4
+    assert verdicts[12][0] == CLIMB[12] and verdicts[13][0] == 0.0
+    assert follow(progress, [0.75], [0.05]) == [(0.0, Standing.AS_BEFORE)]  # it stays there, without another word
+    assert follow(progress, [0.1] * 20, [0.05] * 20)[-1][0] == 0.05  # there is progress again
 
 
-def test_a_level_holds_the_rate_until_there_is_progress():
+def test_a_rate_that_leaps_is_held_at_four_times_that_of_the_last_progress_at_once():
     progress = Progress()
-    progress.hold_below(-1.0)
-    assert (
-        follow(progress, [2.0] * 5, [-2.0, -1.5, -0.5, 0.0, 0.5])
-        == [(-2.0, False), (-1.5, False)] + [(-1.0, False)] * 3
-    )
-    assert follow(progress, [1.0] * 5, [0.5] * 5)[-1] == (0.5, False)
+    follow(progress, [2.0 * 0.9**k for k in range(10)], [0.0] * 10)
+    level = math.log(4)
+    assert [rate for rate, _ in follow(progress, [1.5, 1.5], [3.0, 4.0])] == pytest.approx([level, level])
 
 
-def test_a_loss_back_at_its_first_value_lowers_the_rate_to_a_tenth():
+def test_before_the_first_progress_the_rate_climbs_by_three_percent_a_step_and_above_a_limit_by_one():
+    progress = Progress()
+    progress.hold(-5.0, -3.8)
+    verdicts = follow(progress, [2.0] * 12, [0.0] * 12)
+    expected = [-5.0 + 0.3 * k for k in range(4)] + [-3.8 + 0.1 * k for k in range(8)]
+    assert [rate for rate, _ in verdicts] == pytest.approx(expected)
+    assert follow(progress, [1.9], [-2.0]) == [(-2.0, Standing.BETTER)]
+
+
+def test_a_loss_that_differs_from_batch_to_batch_is_no_plateau_and_the_rate_may_climb_to_its_limit_at_once():
+    progress = Progress()
+    progress.hold(-5.0, -3.0)
+    verdicts = follow(progress, [3.0, 3.5] * 6, [0.0] * 12)
+    assert [rate for rate, _ in verdicts[9:]] == [-3.0] * 3
+
+
+def test_noise_is_not_taken_for_the_end_of_a_plateau():
+    torch.manual_seed(0)
+    losses = (4.6 + 0.05 * torch.randn(320)).tolist()
+    progress = Progress()
+    progress.hold(-5.0, -3.0)
+    follow(progress, losses, [0.0] * 320)
+    assert not progress.has_begun
+
+
+def test_a_loss_above_its_first_value_lowers_the_rate_to_a_tenth():
     progress = Progress()
     follow(progress, [2.0 * 0.9**k for k in range(10)], [0.0] * 10)
     verdicts = follow(progress, [2.5] * 60, [0.0] * 60)
-    assert verdicts[falls(verdicts)[0]][0] == pytest.approx(-math.log(10))
+    assert verdicts[where(verdicts, Standing.HELD_BACK)[0]][0] == pytest.approx(-math.log(10))
+    assert not where(verdicts, Standing.LOST)
+
+
+def test_a_network_at_its_first_loss_again_is_lost_and_continues_at_a_quarter_of_the_last_good_rate():
+    progress = Progress()
+    follow(progress, [2.3 * 0.9**k for k in range(10)], [-1.0] * 10)
+    verdicts = follow(progress, [2.31] * 60, [0.0] * 60)
+    lost = where(verdicts, Standing.LOST)
+    assert lost[0] <= 25 and verdicts[lost[0]][0] == pytest.approx(-1.0 - math.log(4))
+
+
+@pytest.mark.parametrize(("noise", "is_lost"), [(0.001, True), (0.3, False)], ids=["dead", "trained before"])
+def test_a_loss_that_never_leaves_its_first_value_is_lost_unless_it_is_noisy(noise, is_lost):
+    torch.manual_seed(0)
+    losses = (2.3 + noise * torch.randn(100)).tolist()
+    progress = Progress()
+    progress.hold(-5.0, -3.8)
+    assert bool(where(follow(progress, losses, [0.0] * 100), Standing.LOST)) == is_lost
+
+
+def test_a_network_whose_parameters_lose_their_gradients_is_lost_at_once():
+    progress = Progress()
+    follow(progress, [2.3, 2.2, 2.0], [0.0] * 3, silent=0.2)
+    verdicts = follow(progress, [2.3] * 5, [0.0] * 5, silent=0.9)
+    assert where(verdicts, Standing.LOST) == [2]
+    assert not where(follow(Progress(), [2.3] * 5, [0.0] * 5, silent=0.9), Standing.LOST)  # it was so from the first
+
+
+def test_a_loss_that_is_not_finite_is_lost_and_after_three_times_no_more():
+    progress = Progress()
+    follow(progress, [2.3, 2.0], [0.0] * 2)
+    found = [follow(progress, [math.nan], [0.0])[0][1] for _ in range(5)]
+    assert found == [Standing.LOST] * 3 + [Standing.HELD_BACK] * 2
 
 
 def test_a_loss_far_above_its_first_value_has_exploded():
@@ -76,5 +140,6 @@ def test_a_loss_far_above_its_first_value_has_exploded():
 def test_it_continues_from_its_state():
     one, other = Progress(), Progress()
     follow(one, [2.0, 1.9, 1.8, 1.9], [0.0, 0.1, 0.2, 0.3])
+    follow.counts[id(other)] = 4
     other.load_state_dict(one.state_dict())
     assert follow(one, [1.9] * 30, CLIMB[:30]) == follow(other, [1.9] * 30, CLIMB[:30])

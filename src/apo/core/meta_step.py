@@ -25,13 +25,14 @@ from apo.core.batches import FSDBatches
 from apo.core.look_ahead import LookAheads
 from apo.core.objective import ProximalObjective, Terms, unit_of_loss
 from apo.core.records import MetaStep
+from apo.core.return_point import ReturnPoint
 from apo.distributed import ALONE, Processes, through_wrapper
 from apo.errors import NonFiniteError
 from apo.passes.graphs import GraphedNetwork
 from apo.passes.isolation import RandomState, Surface
 from apo.passes.recording import Recording
-from apo.rules.base import Comparison, Outcome, Proposal, Rule
-from apo.vectors import assign_, dot, norm
+from apo.rules.base import Comparison, Outcome, Proposal, Rule, Standing
+from apo.vectors import assign_, dot, norm, zero_share
 
 __all__ = ["Engine"]
 
@@ -79,6 +80,7 @@ class Engine:
         self.objective = objective
         self.batches = batches
         self.scaler = scaler
+        self._return_point = ReturnPoint(model, rule.optimizer)
 
     def find_wrapper(self) -> None:
         """Note the ``DistributedDataParallel`` through which the model is being called now, if there is one."""
@@ -133,32 +135,39 @@ class Engine:
             numbers |= ahead.comparison._asdict()
         if rule.compares and self._normalised:
             numbers["weights"] = norm([p for p in parameters if p.ndim > 1])
+        if self._return_point.is_kept:
+            numbers["silent"] = zero_share([p.grad for p in parameters])  # type: ignore[misc]
         if isinstance(look_aheads.unit, Tensor):
             numbers["unit"] = look_aheads.unit
         numbers, meta_gradient_norm = self._agree(step, numbers, norm(gradients), processes)
         loss, terms = numbers["loss at theta"], Terms(*(numbers[name] for name in Terms._fields))
         objective = terms.total(self.objective, numbers.get("unit", look_aheads.unit))  # type: ignore[arg-type]
-        if not math.isfinite(loss):
-            raise NonFiniteError(
-                f"the training loss is {loss} at step {step}, so there is nothing to learn from: look for NaN in the "
-                "data, and lower the optimizer's lr or clip the gradients if it grew before; on_nonfinite='skip' would "
-                "leave such steps out"
-            )
-        self._check_step(step, numbers.get("step norm", 0.0))
+        # Weights that are not finite can go back; finite ones with such a loss point at the data.
+        can_go_back = not math.isfinite(loss) and self._return_point.is_kept
+        if not can_go_back or math.isfinite(processes.agree(norm(origin))):
+            self._check_loss(step, loss)
+            self._check_step(step, numbers.get("step norm", 0.0))
 
         comparison = ahead.comparison and Comparison(*(numbers[name] for name in Comparison._fields))
-        outcome = Outcome(step, loss, objective, look_aheads.share, comparison, numbers.get("weights"))
-        updated = math.isfinite(meta_gradient_norm)
+        resolution = abs(loss) * _rounding(recordings[0])
+        outcome = Outcome(
+            step, loss, objective, look_aheads.share, comparison, numbers.get("weights"), resolution,
+            numbers.get("silent", 0.0),
+        )  # fmt: skip
+        updated = math.isfinite(meta_gradient_norm) and math.isfinite(loss)
         if updated:
             rule.meta_update(gradients, outcome) if rule.compares else rule.meta_update(gradients)
         warnings = [*rule.after(outcome), *self.objective.warnings(step)]
-        proposal.take_step()
-        if step_norm is None:
-            try:
-                self._check_step(step, norm(parameters).item())
-            except NonFiniteError:
-                assign_(parameters, origin)
-                raise
+        if first or rule.standing is Standing.BETTER:
+            self._return_point.keep(step)
+        if not (rule.standing is Standing.LOST and self._return_point.go_back()):
+            proposal.take_step()
+            if step_norm is None:
+                try:
+                    self._check_step(step, norm(parameters).item())
+                except NonFiniteError:
+                    assign_(parameters, origin)
+                    raise
         return MetaStep(
             step=step,
             loss=loss,
@@ -189,8 +198,8 @@ class Engine:
         draws_from_host = any(recording.draws_from_host for recording in recordings)
         surface = Surface(modules, everything, draws_from_host)
         # Several losses in one step may differ in kind, unless they are micro-batches, and B' has the last of them
-        # alone. In 16 bits a difference of losses is too coarse to read curvature from.
-        comparable = _is_one_batch(recordings) and not _is_coarse(recordings[0], proposal.parameters)
+        # alone. Weights of 16 bits lose most of a small look-ahead in rounding.
+        comparable = _is_one_batch(recordings) and not _is_coarse(proposal.parameters)
         share, others = self.objective.share(step, comparable), []
         if self.objective.needs_other_batch and not self.batches.is_same:
             other = self.batches.draw(recordings[-1])
@@ -242,6 +251,14 @@ class Engine:
         meta = math.sqrt(sum(n * n for n in norms)) if split else sum(norms) / len(norms)
         return dict(zip(numbers, means, strict=True)), meta
 
+    def _check_loss(self, step: int, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise NonFiniteError(
+                f"the training loss is {loss} at step {step}, so there is nothing to learn from: look for NaN in the "
+                "data, and lower the optimizer's lr or clip the gradients if it grew before; on_nonfinite='skip' would "
+                "leave such steps out"
+            )
+
     def _check_step(self, step: int, size: float) -> None:
         if not math.isfinite(size):
             raise NonFiniteError(
@@ -266,11 +283,15 @@ def _is_one_batch(recordings: Sequence[Recording]) -> bool:
     return all(isinstance(r.weight, float) and math.isclose(r.weight, mean, rel_tol=0.01) for r in recordings)
 
 
-def _is_coarse(recording: Recording, parameters: Sequence[Tensor]) -> bool:
-    """Return whether a pass computes in 16 bits."""
-    half = (torch.float16, torch.bfloat16)
-    under_autocast = recording.autocast.enabled and recording.autocast.dtype in half
-    return under_autocast or any(p.dtype in half for p in parameters)
+def _is_coarse(parameters: Sequence[Tensor]) -> bool:
+    """Return whether weights are kept in 16 bits."""
+    return any(p.dtype in (torch.float16, torch.bfloat16) for p in parameters)
+
+
+def _rounding(recording: Recording) -> float:
+    """Return the relative error of a loss; the average over a batch takes some of that of its elements."""
+    autocast = recording.autocast
+    return torch.finfo(autocast.dtype if autocast.enabled else torch.float32).eps / 4
 
 
 def _total_weight(recordings: Sequence[Recording]) -> float | Tensor:

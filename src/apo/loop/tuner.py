@@ -53,8 +53,6 @@ from apo.vectors import assign_, copies
 
 __all__ = ["Tuner"]
 
-_INTERVAL = 10  # between meta-steps, as in the paper
-
 #: The optimizers that have a tuner now: a second one would take the first one's steps for the optimizer's own.
 _TUNED: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -80,8 +78,9 @@ class Tuner:
         criterion: The loss function; None if the network's output carries its ``loss``, as Hugging Face models' do.
         total_steps: How many steps the optimizer will take, if known: over the second half of them the learned rate
             then falls towards the end, see :mod:`apo.core.objective`.
-        interval: Steps between meta-steps, K in Algorithm 1. ``"auto"`` is 10, with a meta-step at each of the first 50
-            steps where a learning rate is learned: its warm-up is learned too.
+        interval: Steps between meta-steps, K in Algorithm 1. ``"auto"`` leaves them to the rule: 10, or,
+            for the learning rate of an optimizer with momentum, 1 for the first 50 steps (its warm-up is learned too),
+            then 10, after 500 steps 20 and after 2,000 steps 40.
         fsd_weight: Weight of the function-space term; None for the rule's default.
         wsd_weight: Weight of the weight-space term; None for the rule's default.
         other_batch_share: Share of the loss term that is taken on B' instead of B, see :class:`apo.ProximalObjective`;
@@ -151,8 +150,7 @@ class Tuner:
         self.model = model
         check_ownership(optimizer, model, criterion)
         self.rule = as_rule(optimizer)
-        self.interval = _INTERVAL if interval == "auto" else whole_number("interval", interval, "or 'auto'")
-        self._early = self.rule.early if interval == "auto" else 0
+        self.interval = "auto" if interval == "auto" else whole_number("interval", interval, "or 'auto'")
         share = 0.0 if fsd_batch == "same" else self.rule.other_batch_share
         self.objective = ProximalObjective(
             self.rule.fsd_weight if fsd_weight is None else fsd_weight,
@@ -208,7 +206,10 @@ class Tuner:
     def is_meta_step(self, step: int | None = None) -> bool:
         """Return whether the step with this index (the next one, by default) learns the meta-parameters."""
         step = self.steps if step is None else step
-        return step < self._early or step % (self.rule.interval or self.interval) == 0
+        interval = self.rule.interval or self.interval
+        if isinstance(interval, str):
+            interval = next(interval for until, interval in self.rule.auto_intervals if step < until)
+        return step % interval == 0
 
     def on_meta_step(self, listener: Callable[[MetaStep], None]) -> None:
         """Call ``listener`` with the record of every meta-step from now on."""

@@ -17,16 +17,20 @@ A custom rule is a subclass with :meth:`Rule.phi`, :meth:`Rule.propose` and a :c
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["Comparison", "MetaOptimizerFactory", "Outcome", "Proposal", "Rule", "Slope", "moving_parameters"]
+__all__ = [
+    "Comparison", "MetaOptimizerFactory", "Outcome", "Proposal", "Rule", "Slope", "Standing", "moving_parameters",
+]  # fmt: skip
 
 #: Builds the meta-optimizer from the meta-parameters.
 MetaOptimizerFactory = Callable[[list[Tensor]], Optimizer]
@@ -49,6 +53,15 @@ class Comparison(NamedTuple):
     proximal_price: float
 
 
+class Standing(Enum):
+    """What a rule thinks of the network after a meta-step."""
+
+    AS_BEFORE = "as before"
+    BETTER = "better"  # than ever: weights that are worth going back to
+    HELD_BACK = "held back"  # the rate had to be lowered
+    LOST = "lost"  # only going back to earlier weights helps
+
+
 class Outcome(NamedTuple):
     """How a look-ahead went.
 
@@ -59,6 +72,8 @@ class Outcome(NamedTuple):
         share: The share of the loss term on B'.
         comparison: What B and B' say each; None unless the rule ``compares`` and both have a share in the loss term.
         weights: Norm of the weights of a network with normalisation layers that average over images; None for others.
+        resolution: Changes of the loss below this are lost in rounding.
+        silent: The share of the parameters whose gradient is exactly zero.
     """
 
     step: int
@@ -67,6 +82,8 @@ class Outcome(NamedTuple):
     share: float = 0.0
     comparison: Comparison | None = None
     weights: float | None = None
+    resolution: float = 0.0
+    silent: float = 0.0
 
 
 def moving_parameters(optimizer: Optimizer) -> list[Tensor]:
@@ -141,7 +158,9 @@ class Rule(ABC):
         split: Whether each of many processes keeps a part of phi; otherwise all have the same phi.
         interval: An interval between meta-steps that overrides the user's for now, or None. The tuner reads it.
         compares: Whether :meth:`after` needs to know what each batch says.
-        early: How many of the first steps are all meta-steps if the user leaves the interval to the rule.
+        auto_intervals: The intervals that the rule would choose: pairs of a step and the interval before it. The tuner
+            reads them if the user leaves the choice to the rule.
+        standing: What the rule thinks of the network since the last :meth:`after`. The meta-step reads it.
 
     Example:
         >>> import apo, torch
@@ -155,7 +174,8 @@ class Rule(ABC):
     split: bool = False
     interval: int | None = None
     compares: bool = False
-    early: int = 0
+    auto_intervals: tuple[tuple[float, int], ...] = ((math.inf, 10),)  # the paper's
+    standing: Standing = Standing.AS_BEFORE
     optimizer: Optimizer
     meta_optimizer: Optimizer
 
@@ -210,6 +230,8 @@ class Rule(ABC):
 
     def after(self, outcome: Outcome) -> list[str]:
         """Learn how the look-ahead went. The meta-step calls it after phi moved, before the weights do.
+
+        A loss that is not finite is handed in as well: a rule that sets ``standing`` to LOST can be continued.
 
         Returns:
             What the user should know, such as a rate that has reached a bound; each sentence is shown once.

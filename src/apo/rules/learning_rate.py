@@ -28,17 +28,17 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from apo.rules.base import MetaOptimizerFactory, Outcome, Proposal, Rule, Slope
+from apo.rules.base import MetaOptimizerFactory, Outcome, Proposal, Rule, Slope, Standing
 from apo.rules.linearity import check_linear_in_lr, measuring_rate
 from apo.rules.momentum_probe import momentum_of
 from apo.rules.over_relaxation import OverRelaxation, momentum_in
 from apo.rules.param_groups import ScheduledGroup, base_rate, is_scheduled
-from apo.rules.progress import CLIMBED, EXPLODED, Progress
+from apo.rules.progress import CLIMBED, EXPLODED, LOST, WAITING, Progress
 from apo.rules.rate_options import check_meta_optimizer, check_numbers
 from apo.rules.rate_proposal import Members, RateProposal
 from apo.rules.tail import coupled_decay, has_tail, tail_displacement
 from apo.rules.turning_point import TurningPoint
-from apo.rules.warm_start import first_turning_point, rate_of_a_tiny_step
+from apo.rules.warm_start import find_start, rate_of_a_tiny_step
 from apo.vectors import differences, scaled
 
 __all__ = ["LearningRate"]
@@ -50,8 +50,11 @@ PAPER_META_OPTIMIZER = functools.partial(torch.optim.RMSprop, lr=0.1)
 _LOOK_AHEADS = ("tail", "step")
 #: Over-relaxation where it is not measured, and the share of the other batch where it is.
 _CONSTANT, _SHARE = 1.4, 0.3
-#: The first steps that are all meta-steps where B' has its say; without it a rate would climb on noise.
+#: The first steps are all meta-steps where B' has its say; without it a rate would climb on noise. Later a rate rests.
 _EARLY = 50
+_INTERVALS: tuple[tuple[float, int], ...] = ((_EARLY, 1), (500, 10), (2000, 20), (math.inf, 40))
+#: A rate that is far too high may fall by this multiple of what it may rise by in one meta-step.
+_FALL = 5.0
 
 
 class LearningRate(Rule):
@@ -68,7 +71,8 @@ class LearningRate(Rule):
         over_relaxation: :math:`\sigma`; ``"auto"`` measures how much there may be, see
             :mod:`apo.rules.over_relaxation`.
         meta_optimizer: Builds the meta-optimizer from a list of tensors; RMSprop with bias correction at 0.1.
-        max_change: Largest change of :math:`\log\eta` in one meta-step; None for no limit.
+        max_change: Largest rise of :math:`\log\eta` in one meta-step; None for no limit. A meta-optimizer may lower it
+            as much, the step to the turning point five times as much.
         bounds: Smallest and largest learned rate.
         warm_start: Find the scale of the rate on the first batch before any weight moves, and start at a tenth of it,
             or at a hundredth if meta-steps come at every step at first (``interval="auto"``).
@@ -112,7 +116,8 @@ class LearningRate(Rule):
         momentum = max((momentum_in(group) for group in optimizer.param_groups), default=0.0)
         # Without momentum, or along a single step, B' has nothing to say that B has not.
         self.compares = over_relaxation == "auto" and self.look_ahead == "tail" and momentum > 0
-        self.other_batch_share, self.early = (_SHARE, _EARLY) if self.compares else (0.0, 0)
+        if self.compares:
+            self.other_batch_share, self.auto_intervals = _SHARE, _INTERVALS
         self._relaxation = OverRelaxation(momentum) if self.compares else None
         self._constant = _CONSTANT if over_relaxation == "auto" else float(over_relaxation)
         self._turning_point = TurningPoint() if self.compares and meta_optimizer is None and not per_group else None
@@ -124,6 +129,8 @@ class LearningRate(Rule):
         self._ratios: list[float] = []  # rate of each group relative to its phi
         self._first_rate = 1.0  # what the user gave the first group
         self._progress = Progress()
+        self._last_step = 0
+        self._often_until = 0  # a step; until then every step is a meta-step, if the tuner leaves that to the rule
         self._fade = 1.0  # the end of training, see `before_step`
         self._is_flat = False  # whether the last meta-gradient was exactly zero
         self._sentences: list[str] = []  # what the warm start found, for `after`
@@ -148,6 +155,11 @@ class LearningRate(Rule):
         settings: dict[str, Any] = {"look_ahead": "step", "over_relaxation": 1.0, "max_change": None}
         settings |= {"meta_optimizer": PAPER_META_OPTIMIZER, "warm_start": False}
         return cls(optimizer, **(settings | options))
+
+    @property
+    def interval(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """1 while every step is a meta-step."""
+        return 1 if self._last_step < self._often_until else None
 
     @property
     def over_relaxation(self) -> float:
@@ -205,11 +217,7 @@ class LearningRate(Rule):
         return tail_displacement(self.optimizer, self._groups[group], members.origin, members.parameters, fresh, rate)
 
     def first_look(self, proposal: Proposal, slope: Slope, often: bool = False) -> None:
-        """Search for the rate at which the look-ahead turns from better to worse; start far below it.
-
-        First steps damage a network before the rule has seen how it takes them. If meta-steps come at every step, the
-        rate starts at a hundredth and climbs by itself, to a tenth at most until the loss falls.
-        """
+        """Search for the rate at which the look-ahead turns from better to worse; start far below it."""
         if not self.warm_start:
             return
         assert isinstance(proposal, RateProposal)
@@ -217,21 +225,16 @@ class LearningRate(Rule):
         tiny = rate_of_a_tiny_step(proposal.displacement(), proposal.parameters, start)
         if tiny is None:
             return  # the gradient is zero, of which `after` will tell
-        found = first_turning_point(lambda rate: slope(proposal.displacement(rate / start)), tiny, self.bounds)
-        if found is None:
-            self._sentences.append(
-                "the warm start found no rate at which the look-ahead turns from better to worse, so training starts "
-                f"at {10 * tiny:.2g}, which moves the weights by a thousandth: check that the loss says something "
-                "about progress, and pass warm_start=False and your own lr if you know a good one"
-            )
-        best = 10 * tiny if found is None else found / (100 if often else 10)
-        best = min(max(best, self.bounds[0]), self.bounds[1])
-        if found is not None and often:
-            self._progress.hold_below(math.log(found / 10))
+        found = find_start(lambda rate: slope(proposal.displacement(rate / start)), tiny, self.bounds, often)
+        if found.sentence:
+            self._sentences.append(found.sentence)
+        if found.limit:
+            self._often_until = _EARLY
+            self._progress.hold(math.log(found.rate), math.log(found.limit))
         with torch.no_grad():
             for index, parameter in enumerate(self._phi):
                 ratio = self.learned_rates()[index] / start if self.per_group else 1.0
-                parameter.fill_(math.log(best * ratio))
+                parameter.fill_(math.log(found.rate * ratio))
         self._show()
 
     @torch.no_grad()
@@ -245,10 +248,10 @@ class LearningRate(Rule):
         else:
             self._phi[0].add_(change)
         low, high = math.log(self.bounds[0]), math.log(self.bounds[1])
-        limit = math.inf if self.max_change is None else self.max_change
+        rise = math.inf if self.max_change is None else self.max_change
+        fall = rise if change is None else _FALL * rise
         for parameter, old in zip(self._phi, before, strict=True):
-            change = min(max(float(parameter) - old, -limit), limit)
-            parameter.fill_(min(max(old + change, low), high))
+            parameter.fill_(min(max(old + min(max(float(parameter) - old, -fall), rise), low), high))
         self._show()
 
     def after(self, outcome: Outcome) -> list[str]:
@@ -259,7 +262,7 @@ class LearningRate(Rule):
                 "the meta-gradient is exactly zero, so there is nothing to learn from: the gradients are all zero, or "
                 "the loss does not depend on the weights (dead ReLUs, saturated outputs, frozen or detached layers)"
             )
-        sentences += self._watch(outcome.step, outcome.loss)
+        sentences += self._watch(outcome)
         low, high = math.log(self.bounds[0]), math.log(self.bounds[1])
         return sentences + [
             f"the learned rate of param group {index} has reached its bound {self.bounds[0 if value <= low else 1]:g}: "
@@ -274,25 +277,34 @@ class LearningRate(Rule):
             return None
         rate = self.learned_rates()[0]
         ahead = rate / self.over_relaxation  # with the sigma of this look-ahead
-        self._relaxation.observe(outcome.comparison, outcome.weights)
-        if self._turning_point is None or outcome.comparison is None:
+        comparison, resolution = outcome.comparison, outcome.resolution
+        self._relaxation.observe(comparison, outcome.weights, resolution)
+        if self._turning_point is None or comparison is None:
             return None
-        return self._turning_point.change(outcome.comparison, outcome.share, ahead, self.over_relaxation, rate)
+        return self._turning_point.change(comparison, outcome.share, ahead, self.over_relaxation, rate, resolution)
 
-    def _watch(self, step: int, loss: float) -> list[str]:
+    def _watch(self, outcome: Outcome) -> list[str]:
         """Follow the loss; where the rate has climbed without progress, bring it back to where there was some."""
-        highest = max(float(parameter) for parameter in self._phi)
-        allowed, had_to_fall = self._progress.observe(step, loss, highest)
+        self._last_step = step = outcome.step
+        highest, had_begun = max(float(parameter) for parameter in self._phi), self._progress.has_begun
+        allowed = self._progress.observe(step, outcome.loss, highest, outcome.silent)
+        self.standing = self._progress.standing
         if allowed < highest:
             with torch.no_grad():
                 for parameter in self._phi:
                     parameter.add_(allowed - highest)
             self._show()
-        if had_to_fall:
+        if self.standing is Standing.LOST and self._turning_point is not None:
+            self._turning_point = TurningPoint()  # what it knows is of a network that is no more
+        if self._often_until and (self._progress.has_begun > had_begun or self.standing is Standing.LOST):
+            self._often_until = step + _EARLY  # the end of a plateau is a start
+        if self.standing is Standing.LOST:
+            return [LOST]
+        if self.standing is Standing.HELD_BACK:
             return [CLIMBED]
-        if self._progress.has_exploded:
-            return [EXPLODED]
-        return []
+        if self._progress.is_waiting:
+            return [WAITING]
+        return [EXPLODED] if self._progress.has_exploded else []
 
     def detach(self) -> None:
         """Turn the param groups back into plain ones that keep the rates in force.
@@ -311,6 +323,7 @@ class LearningRate(Rule):
             "factors": [group.factor for group in self._groups],
             "by_hand": [group.by_hand for group in self._groups],
             "progress": self._progress.state_dict(),
+            "often": [self._last_step, self._often_until],
             "fade": self._fade,
             "relaxation": None if self._relaxation is None else self._relaxation.state_dict(),
             "turning_point": None if self._turning_point is None else self._turning_point.state_dict(),
@@ -325,11 +338,12 @@ class LearningRate(Rule):
             self._adopt_groups()  # those that were added since the last step
             super().load_state_dict(state)
             self._ratios = list(state["ratios"])
-            self._fade = float(state.get("fade", 1.0))  # files of 0.1 have neither this nor the next three
+            self._fade = float(state.get("fade", 1.0))  # files of 0.1 have neither this nor the next four
             for name, part in (("relaxation", self._relaxation), ("turning_point", self._turning_point)):
                 if part is not None and state.get(name):
                     part.load_state_dict(state[name])
             self._progress.load_state_dict(state.get("progress", {}))
+            self._last_step, self._often_until = state.get("often", (0, 0))
             self._groups = []
             self._adopt_groups(state["factors"], state.get("by_hand", ()))  # files of 0.1 do not have the last
             return

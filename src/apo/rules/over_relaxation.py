@@ -73,10 +73,13 @@ class OverRelaxation:
         self._first_norm = 0.0  # of the weights
         self.value = _BASE
 
-    def observe(self, comparison: Comparison | None, weights: float | None = None) -> None:
-        """Take in what the batches say about a look-ahead, and the norm of weights that may be scale-invariant."""
+    def observe(self, comparison: Comparison | None, weights: float | None = None, resolution: float = 0.0) -> None:
+        """Take in what the batches say about a look-ahead, and the norm of weights that may be scale-invariant.
+
+        A promise below the resolution of the loss says nothing.
+        """
         self._first_norm = self._first_norm or weights or 0.0
-        if comparison is None or not comparison.own_promise > 0:
+        if comparison is None or not comparison.own_promise > resolution:
             return
         relative = [price / comparison.own_promise for price in (comparison.own_price, comparison.other_price)]
         if any(price != price for price in relative):  # NaN

@@ -7,16 +7,26 @@ healthy from one look-ahead to the next:
 * noise that is taken for progress, as with BatchNorm and small batches: the rate climbs and the loss with it;
 * a loss that says nothing about progress, as that of a policy gradient or of a GAN's generator.
 
-All three show in the same way. The rate stands far above where it was when the loss last fell: then it goes back there
-and may not climb that far again until the loss falls. Or the loss has come back to its first value, or never left it:
-then the rate falls to a tenth. Either way the user is told.
+All three show in the same way. The rate stands far above where it was when the loss last fell: then it may not climb
+further, and if the loss does not fall for long it goes back there. Or the loss is above its first value: then the rate
+falls to a tenth.
+
+A network is *lost* if most of its parameters have no gradient any more, if its loss stays *at* its first value, or if
+it is not finite. Then the weights go back, too (:mod:`apo.core.return_point`). The user is told in any case.
+
+**The start.** Until the loss has fallen for the first time the rate has a limit. Deep networks without normalisation
+begin on a plateau: the outputs hardly depend on the inputs, so the loss hardly differs from batch to batch, the
+curvature is tiny, and the turning point is a hundred times that of the network which leaves the plateau. There the rate
+climbs to its limit by 3% a step, and beyond by 1%: the plateau then ends at about the lowest rate that ends it.
 """
 
 from __future__ import annotations
 
 import math
 
-__all__ = ["CLIMBED", "EXPLODED", "Progress"]
+from apo.rules.base import Standing
+
+__all__ = ["CLIMBED", "EXPLODED", "LOST", "WAITING", "Progress"]
 
 #: What the user is told.
 CLIMBED = (
@@ -28,18 +38,42 @@ EXPLODED = (
     "the loss has risen to several times its first value: steps that were too long may have damaged the network, so "
     "start again with a smaller lr, or with the warm start if it is off"
 )
+LOST = (
+    "the network was lost: its ReLUs died, its loss was no better than before the first step, or not finite. Its "
+    "weights went back to where the loss last fell, the optimizer's state was emptied, and training continues at a "
+    "smaller rate"
+)
+
+WAITING = (
+    "the loss has not fallen yet, and hardly differs from batch to batch: the network is on a plateau, or dead, or its "
+    "output does not depend on its input; the rate climbs slowly until that ends, and normalisation layers or another "
+    "initialisation would end it sooner"
+)
 
 #: Weight of the past in the averages of the loss and of its noise.
 _MEMORY = 0.9
 #: How many observations without progress are too many, over how many steps: with noise, a few say nothing.
 _PATIENCE = 15
 _PATIENT_STEPS = 150
+#: The same before the first progress: a plateau takes its time.
+_PLATEAU_STEPS = 400
 #: How many times its first value a loss has to reach to count as exploded, which noise does not do.
 _EXPLOSION = 4.0
-#: How far above its level of the last progress the rate may climb without any more.
+#: How near a loss is to its first value if the network is at chance, relative to that value.
+_CHANCE = 0.02
+#: How far above its level of the last progress the rate may climb without any more; nine tenths are suspicious.
 _CLIMB = math.log(4.0)
 #: How far the rate falls when the loss is back at its first value.
 _FALL = math.log(10.0)
+#: How fast the log of the rate may climb per step on a plateau, below its limit and above.
+_SLOWLY, _MORE_SLOWLY = 0.03, 0.01
+#: How many observations it takes to see whether a network starts on a plateau.
+_FIRST_LOOKS = 10
+#: How many more of the parameters than at first have no gradient in a dead network, and for how many observations.
+_SILENT = 0.5
+_SILENT_TIMES = 3
+#: How often weights may go back: a network that is lost again and again has another fault.
+_RETURNS = 3
 
 
 class Progress:
@@ -47,11 +81,18 @@ class Progress:
 
     Progress is a new minimum of the averaged loss, by more than a hundredth and more than a tenth of the noise.
 
+    Attributes:
+        standing: What the last observation says about the network.
+        is_waiting: Whether the first progress has been overdue for long, without noise that would explain it.
+
     Example:
         >>> progress = Progress()
-        >>> verdicts = [progress.observe(10 * n, 2.3, 0.1 * n) for n in range(40)]  # the rate climbs, the loss stays
-        >>> next(n for n, (_, had_to_fall) in enumerate(verdicts) if had_to_fall)
-        15
+        >>> for n in range(60):
+        ...     allowed = progress.observe(10 * n, 2.3, 0.1 * n)  # the rate climbs, the loss stays the same
+        ...     if progress.standing is not Standing.AS_BEFORE:
+        ...         print(10 * n, progress.standing.name, allowed < 0.1 * n)
+        ...         break
+        400 LOST True
     """
 
     def __init__(self) -> None:
@@ -62,22 +103,44 @@ class Progress:
         self._highest = -math.inf
         self._best = math.inf
         self._since = 0  # observations since the last progress
-        self._last_step = 0  # when that was
+        self._last_step = 0  # when that was, or when waiting for it began
         self._level = math.inf  # log of the rate at the last progress
         self._ceiling = math.inf  # of the log of the rate, until there is progress
+        self._start = math.inf  # of the log of the rate
+        self._limit = math.inf  # of the log of the rate, until there is progress
+        self._on_plateau = True
         self._has_begun = False
+        self._returns = 0
+        self._silent_at_first = 0.0
+        self._silent_times = 0
+        self.is_waiting = False
+        self.standing = Standing.AS_BEFORE
 
-    def hold_below(self, log_rate: float) -> None:
-        """Keep the rate below this level until there is progress: the first batch says little about a plateau's end."""
-        self._ceiling = log_rate
+    def hold(self, start: float, limit: float) -> None:
+        """Until there is progress, let the log of the rate climb from ``start`` to ``limit``; on a plateau, slowly."""
+        self._start, self._limit = start, limit
 
-    def observe(self, step: int, loss: float, log_rate: float) -> tuple[float, bool]:
-        """Take in the loss at a meta-step and the log of the rate after it.
+    @property
+    def has_begun(self) -> bool:
+        """Whether there has been any progress."""
+        return self._has_begun
 
-        Returns:
-            The log of the rate that is allowed, and whether it had to be lowered for lack of progress.
+    def observe(self, step: int, loss: float, log_rate: float, silent: float = 0.0) -> float:
+        """Take in the loss at a meta-step and the log of the rate after it; return what that log may be at most.
+
+        Args:
+            step: Index of the training step.
+            loss: The loss before it.
+            log_rate: The log of the rate that is wanted.
+            silent: The share of the parameters whose gradient is exactly zero.
         """
+        self.standing = Standing.AS_BEFORE
+        self._silent_times = self._silent_times + 1 if silent > self._silent_at_first + _SILENT else 0
+        if not math.isfinite(loss) or self._silent_times == _SILENT_TIMES:
+            self._lose(step, log_rate)
+            return min(log_rate, self._ceiling)
         last = self._mean / (1.0 - _MEMORY**self._count) if self._count else loss
+        quiet = math.sqrt(self._variance / (1.0 - _MEMORY**self._count)) if self._count else 0.0
         self._count += 1
         correction = 1.0 - _MEMORY**self._count
         self._mean = _MEMORY * self._mean + (1.0 - _MEMORY) * loss
@@ -85,30 +148,69 @@ class Progress:
         mean, noise = self._mean / correction, math.sqrt(self._variance / correction)
         self._since += 1
         self._highest = max(self._highest, loss)
-        if self._count == 1:  # before any step: what a network that learns will fall below
-            self._first, self._best, self._level = loss, loss, log_rate
-        if mean < self._best - max(0.01 * abs(self._best), 0.1 * noise):
+        if self._first == math.inf:  # before any step: what a network that learns will fall below
+            self._first, self._best, self._level, self._silent_at_first = loss, loss, log_rate, silent
+        near = _CHANCE * abs(self._first)
+        if self._count == _FIRST_LOOKS and not self._has_begun:
+            self._on_plateau = noise <= near
+        if self._on_plateau and not self._has_begun:
+            # Its end has to be beyond doubt, because it ends the caution, and to be seen at once.
+            is_better = self._count > 1 and loss < self._first - max(near, 6.0 * quiet)
+        else:
+            is_better = mean < self._best - max(0.01 * abs(self._best), 0.1 * noise)
+        if is_better:
             self._best, self._since, self._level, self._ceiling = mean, 0, log_rate, math.inf
             self._has_begun, self._last_step = True, step
-            return log_rate, False
-        patience_is_over = self._since > _PATIENCE and step - self._last_step >= _PATIENT_STEPS
-        if patience_is_over and min(log_rate, self._ceiling) > self._level + _CLIMB:
-            self._ceiling = self._level
-            return self._ceiling, True
-        if patience_is_over and self._has_begun and mean >= self._first:
-            self._since, self._last_step, self._ceiling = 0, step, log_rate - _FALL
-            return self._ceiling, True
-        return min(log_rate, self._ceiling), False
+            self.standing = Standing.BETTER
+            return log_rate
+        waited = step - self._last_step
+        self.is_waiting = not self._has_begun and waited >= _PATIENT_STEPS and noise <= near
+        if self._since > _PATIENCE and waited >= (_PATIENT_STEPS if self._has_begun else _PLATEAU_STEPS):
+            has_climbed = self._ceiling > self._level and log_rate > self._level + 0.9 * _CLIMB
+            # Outputs that hardly depend on the inputs have a loss without noise; a network that was trained before
+            # may as well stay at its first loss, but with noise.
+            if abs(mean - self._first) <= near and (self._has_begun or noise <= near):
+                self._lose(step, log_rate)
+            elif has_climbed:
+                self._ceiling, self.standing = self._level, Standing.HELD_BACK
+            elif self._has_begun and mean >= self._first:
+                self._since, self._last_step, self._ceiling = 0, step, log_rate - _FALL
+                self.standing = Standing.HELD_BACK
+        return min(log_rate, self._ceiling, self._level + _CLIMB if self._has_begun else self._slowly(step))
+
+    def _slowly(self, step: int) -> float:
+        """Return how far the log of the rate may have climbed before the first progress."""
+        if not self._on_plateau:
+            return self._limit
+        climbed = self._start + _SLOWLY * (step - self._last_step)
+        if climbed <= self._limit:
+            return climbed
+        return self._limit + (climbed - self._limit) * _MORE_SLOWLY / _SLOWLY
+
+    def _lose(self, step: int, log_rate: float) -> None:
+        """Continue from the last good weights at a quarter of their rate, or climb from a quarter of the start."""
+        self._returns += 1
+        self.standing = Standing.LOST if self._returns <= _RETURNS else Standing.HELD_BACK
+        if self._has_begun:
+            self._ceiling = min(self._level, log_rate) - _CLIMB
+        else:
+            self._ceiling = log_rate - _CLIMB
+            self._start = min(self._start, self._level, self._ceiling) - _CLIMB
+            self._limit = min(self._limit, self._ceiling)
+            self._level = self._start
+        self._count, self._mean, self._variance = 0, 0.0, 0.0
+        self._since, self._last_step, self._silent_times = 0, step, 0
 
     @property
     def has_exploded(self) -> bool:
         """Whether a loss was far above the first one: steps were too long, and may have left their mark."""
         return self._highest > self._first + (_EXPLOSION - 1.0) * abs(self._first)
 
-    def state_dict(self) -> dict[str, float]:
-        """Return plain numbers."""
-        return dict(vars(self))
+    def state_dict(self) -> dict[str, float | str]:
+        """Return plain values."""
+        return vars(self) | {"standing": self.standing.value}
 
-    def load_state_dict(self, state: dict[str, float]) -> None:
+    def load_state_dict(self, state: dict[str, float | str]) -> None:
         """Continue from what :meth:`state_dict` returned."""
         vars(self).update(state)
+        self.standing = Standing(self.standing)

@@ -43,12 +43,21 @@ class TurningPoint:
         self._promise = 0.0  # this average and the next lack their bias correction, which the quotient does not need
         self._price = 0.0
 
-    def change(self, comparison: Comparison, share: float, ahead: float, target: float, rate: float) -> float | None:
+    def change(
+        self,
+        comparison: Comparison,
+        share: float,
+        ahead: float,
+        target: float,
+        rate: float,
+        resolution: float = 0.0,
+    ) -> float | None:
         """Return how the log of the rate should change, or None if this look-ahead says nothing.
 
         Args:
             comparison: What the batches say about the look-ahead.
             share: alpha, the share of the loss term on B'.
+            resolution: Changes of the loss below this are lost in rounding. Slopes are not: they say up or down.
             ahead: The rate of the look-ahead.
             target: By what factor the rate shall exceed the turning point.
             rate: The rate in force.
@@ -58,6 +67,8 @@ class TurningPoint:
         price = own * comparison.own_price + other * comparison.other_price + comparison.proximal_price
         if not (math.isfinite(promise) and math.isfinite(price) and comparison.own_promise > 0):
             return None
+        if max(abs(promise), abs(price)) < resolution:
+            return math.inf if price < promise else -math.inf
         self._promise = _MEMORY * self._promise + (1.0 - _MEMORY) * promise / ahead
         self._price = _MEMORY * self._price + (1.0 - _MEMORY) * price / ahead**2
         if self._price <= 0:

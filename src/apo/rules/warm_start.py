@@ -2,9 +2,11 @@ r"""Find the scale of a learning rate before any weight has moved.
 
 The look-ahead objective falls while the rate is too small and rises once it is too large. The *first* change of sign of
 :math:`dQ / d\log\eta` on the first batch, from the bottom up, is where the look-ahead is best; training starts at a
-tenth of it, because the first batch says little about the next hundred. Farther up Q may fall again: a step that is far
-too long can leave a dead network, a saturated softmax or a normalised output, where the objective is flat and its slope
-means nothing. So the search walks up from a step that is tiny next to the weights, in short strides.
+tenth of it, because the first batch says little about the next hundred, or at a hundredth if meta-steps come at every
+step at first: then the rate climbs by itself, and no network is damaged before the rule has seen how it takes steps.
+Farther up Q may fall again: a step that is far too long can leave a dead network, a saturated softmax or a normalised
+output, where the objective is flat and its slope means nothing. So the search walks up from a step that is tiny next to
+the weights, in short strides.
 
 The search runs on a fixed grid of the rate (eight points a decade) from a bottom that does not depend on the user's
 rate: a training run from an initial rate of 1e-8 and one from 1e3 are then the same run.
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +24,13 @@ from torch import Tensor
 from apo.errors import MissingBatchError, ReplayError
 from apo.vectors import norm
 
-__all__ = ["first_turning_point", "rate_of_a_tiny_step"]
+__all__ = ["Start", "find_start", "first_turning_point", "rate_of_a_tiny_step"]
+
+NOTHING_TURNS = (
+    "the warm start found no rate at which the look-ahead turns from better to worse, so training starts at {:.2g}, "
+    "which moves the weights by a thousandth: check that the loss says something about progress, and pass "
+    "warm_start=False and your own lr if you know a good one"
+)
 
 _POINTS_PER_DECADE = 8
 #: Half a decade: short enough not to leap over a turning point and the next one.
@@ -30,6 +39,39 @@ _STRIDE = 4
 _TINY = 1e-4
 #: The length of weights that are zero, per element: initialisations are far longer.
 _SMALLEST_WEIGHT = 1e-3
+
+
+class Start(NamedTuple):
+    """Where a learned rate starts.
+
+    Attributes:
+        rate: The rate.
+        limit: Above this it climbs more slowly until the loss has fallen; None for no such limit.
+        sentence: What the user should know.
+    """
+
+    rate: float
+    limit: float | None = None
+    sentence: str | None = None
+
+
+def find_start(slope: Callable[[float], float], tiny: float, bounds: tuple[float, float], often: bool = False) -> Start:
+    """Search for the turning point and return where to start.
+
+    Args:
+        slope: See :func:`first_turning_point`.
+        tiny: A rate that is too small.
+        bounds: Between which rates to search.
+        often: Whether the first steps are all meta-steps.
+
+    Example:
+        >>> find_start(lambda rate: rate - 0.1, 1e-6, (1e-10, 1e4)).rate
+        0.01
+    """
+    found = first_turning_point(slope, tiny, bounds)
+    rate = min(max(10 * tiny if found is None else found / (100 if often else 10), bounds[0]), bounds[1])
+    sentence = NOTHING_TURNS.format(10 * tiny) if found is None else None
+    return Start(rate, found / 10 if found is not None and often else None, sentence)
 
 
 def rate_of_a_tiny_step(displacement: Sequence[Tensor], weights: Sequence[Tensor], rate: float) -> float | None:

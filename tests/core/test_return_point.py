@@ -1,0 +1,112 @@
+"""A network that is lost goes back to its last good weights, with an optimizer that starts again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import apo
+from apo.core.return_point import _STEPS, ReturnPoint
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 3)
+    )
+
+
+def batches(count):
+    torch.manual_seed(1)
+    centers = 2 * torch.randn(3, 8)
+    for _ in range(count):
+        y = torch.randint(3, (32,))
+        yield centers[y] + torch.randn(32, 8), y
+
+
+def build(optimizer, **options):
+    model = network()
+    return model, apo.APO(optimizer(model.parameters()), model, F.cross_entropy, **options)
+
+
+def accuracy(model):
+    x, y = next(iter(batches(1)))
+    return float((model.eval()(x).argmax(1) == y).float().mean())
+
+
+def kill(model):
+    with torch.no_grad():
+        model[3].bias.fill_(-1e4)  # all ReLUs behind it are off
+        model[5].weight.zero_()
+
+
+def spoil(model):
+    with torch.no_grad():
+        model[0].weight.fill_(float("nan"))
+        model[1].running_mean.fill_(float("nan"))
+
+
+OPTIMIZERS = {
+    "sgdm": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=list(OPTIMIZERS))
+@pytest.mark.parametrize("harm", [kill, spoil])
+def test_a_network_that_dies_early_is_brought_back_and_learns(optimizer, harm):
+    model, tuner = build(optimizer, total_steps=400)
+    with pytest.warns(apo.ApoWarning, match="the network was lost.*went back to where the loss last fell"):
+        for step, batch in enumerate(batches(400)):
+            if step == 60:
+                harm(model)
+            tuner.step(*batch)
+    assert accuracy(model) > 0.9
+    assert all(bool(t.isfinite().all()) for t in model.state_dict().values())
+
+
+def test_weights_buffers_and_state_go_back():
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters())
+    point = ReturnPoint(model, optimizer)
+    point.keep(0)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    F.cross_entropy(model(torch.randn(8, 8)), torch.randint(3, (8,))).backward()
+    optimizer.step()
+    spoil(model)
+    assert point.go_back() and not optimizer.state
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    optimizer.step()  # it builds its state again
+
+
+def test_the_last_copy_is_kept_and_none_after_two_thousand_steps():
+    model = network()
+    point = ReturnPoint(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert not point.go_back()
+    point.keep(0)
+    with torch.no_grad():
+        model[0].weight.fill_(2.0)
+    point.keep(10)
+    with torch.no_grad():
+        model[0].weight.fill_(3.0)
+    assert point.go_back() and bool((model[0].weight == 2.0).all())
+    point.keep(_STEPS)
+    assert not point.is_kept and not point.go_back()
+
+
+def test_an_optimizer_that_has_state_before_its_first_step_keeps_no_return_point():
+    model = network()
+    point = ReturnPoint(model, torch.optim.Adagrad(model.parameters()))
+    point.keep(0)
+    assert not point.is_kept
+
+
+def test_data_that_are_not_finite_are_still_an_error():
+    _, tuner = build(OPTIMIZERS["sgdm"])
+    for x, y in batches(3):
+        tuner.step(x, y)
+    with pytest.raises(apo.NonFiniteError, match="look for NaN in the data"):
+        tuner.step(torch.full_like(x, float("nan")), y)
