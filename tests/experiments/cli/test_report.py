@@ -55,12 +55,23 @@ def page(apo, *words: str) -> Structure:
     return Structure(Path("report.html").read_text())
 
 
-def test_every_recipe_appears_even_without_records(apo, registries):
+def test_without_records_a_page_that_is_there_stays(apo):
+    Path("report.html").write_text("a good page")
+    Path("empty").mkdir()
+    done = apo("report", "--runs", "empty", "--out", "report.html")
+    assert done.code == 2 and "There are no records in empty: run `apo run` first" in done.err
+    apo("run", "little-mlp", "--scale", "smoke")
+    assert "no records of scale paper" in apo("report", "--scale", "paper", "--out", "report.html").err
+    assert Path("report.html").read_text() == "a good page"
+
+
+def test_recipes_without_records_appear_with_their_commands(apo, registries):
+    apo("run", "little-mlp", "--scale", "smoke")
     shown = page(apo)
     assert shown.identifiers == set(registries)
     assert {link.removeprefix("#") for link in shown.links} == set(registries)
-    assert shown.text.count("Not run yet. To run it") == len(registries)
-    assert "apo run little-mlp --scale cpu" in shown.text
+    assert shown.text.count("Not run yet. To run it") == len(registries) - 1
+    assert "apo run other-task --scale cpu" in shown.text
 
 
 def test_a_recipe_that_was_run_has_figure_table_settings_origin_and_command(apo, registries):
