@@ -15,10 +15,12 @@ from apo_experiments.runs import RunConfig
 
 __all__ = [
     "Result",
+    "complete_settings",
     "current",
     "figure_text",
     "findings",
     "leader",
+    "one_per_seed",
     "result",
     "set_words",
     "summarise",
@@ -120,7 +122,7 @@ def current(recipe: Recipe, scale: str, records: Iterable[Record]) -> list[Recor
         wanted = set() if tuned else planned & {variant(record.config) for record in group}
         if not wanted:
             wanted = {variant(max(tuned or by_hand, key=_start).config)}
-        chosen += [record for record in group if variant(record.config) in wanted]
+        chosen += one_per_seed(record for record in group if variant(record.config) in wanted)
     return sorted(chosen, key=lambda record: (order[record.config.label], record.config.seed))
 
 
@@ -237,13 +239,42 @@ def set_words(settings: Mapping[str, Any]) -> list[str]:
 def variant(config: RunConfig) -> str:
     """Return what identifies a run apart from its seed and device; the same for a plan and for its record.
 
+    A record may be older than a setting of its method or task, whose default then is what it was run with.
+
     Example:
         >>> first, second = (RunConfig("r", "SGD", "sgd", "cpu", seed=seed, epochs=1) for seed in (0, 1))
         >>> variant(first) == variant(second)
         True
+        >>> newer = RunConfig("r", "SGD", "sgd", "cpu", seed=0, epochs=1, hyper={"weight_decay": 0.0})
+        >>> variant(first) == variant(newer)
+        True
     """
-    content: list[Any] = [config.label, config.method, config.epochs, config.hyper, config.options]
+    hyper, options = complete_settings(config)
+    content: list[Any] = [config.label, config.method, config.epochs, hyper, options]
     return json.dumps(content, sort_keys=True, default=str)
+
+
+def complete_settings(config: RunConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the hyperparameters and options of a run, with today's defaults for those that are newer than it."""
+    from apo_experiments.methods import METHODS
+    from apo_experiments.recipes import RECIPES
+
+    method, recipe = METHODS.get(config.method), RECIPES.get(config.recipe)
+    return (
+        {**(method.defaults if method else {}), **config.hyper},
+        {**(recipe.defaults if recipe else {}), **config.options},
+    )
+
+
+def one_per_seed(records: Iterable[Record]) -> list[Record]:
+    """Return the run of each seed that was started last, of runs with the same settings.
+
+    There are two of one seed if a setting that is newer than the first run has changed the name of its folder.
+    """
+    found: dict[int, Record] = {}
+    for record in sorted(records, key=_start):
+        found[record.config.seed] = record
+    return sorted(found.values(), key=lambda record: record.config.seed)
 
 
 def _start(record: Record) -> str:

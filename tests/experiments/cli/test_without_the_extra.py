@@ -38,8 +38,7 @@ def packages_of_the_extra() -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
-    ["list", "list mnist-mlp", "run mnist-mlp --scale smoke", "sweep mnist-mlp --scale smoke", "plot", "report"]
-    + ["publish", "data list"],
+    ["list", "run mnist-mlp --scale smoke", "sweep mnist-mlp --scale smoke", "plot", "report", "publish", "data list"],
 )
 def test_one_sentence_says_what_to_install(words, tmp_path):
     assert {"numpy", "matplotlib", "optuna"} <= set(packages_of_the_extra())
