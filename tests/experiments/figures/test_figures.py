@@ -114,6 +114,22 @@ def test_ablation_has_a_row_for_each_option_that_differs():
     assert ticks == [["0.01", "0.1", "1.0"], ["0.0", "1.0"]]  # by size, and only what differs in this option alone
 
 
+def test_ablation_of_two_series_shows_both():
+    entries = [
+        Entry(f"{preset} {lr}", "sgdm-apo", {"preset": preset, "lr": lr})
+        for preset in ("default", "paper")
+        for lr in (1e-6, 1e-3, 1.0)
+    ]
+    runs = [made_up.training(entry, 0) for entry in entries]
+    figure = figures.draw(made_up.recipe(entries, figure="ablation"), runs)
+    legends = [{text.get_text() for text in axes.get_legend().get_texts()} for axes in figure.axes[::3]]
+    assert legends == [
+        {"default 1e-06", "paper 1e-06"},
+        {f"default {lr}" for lr in (1e-6, 1e-3, 1.0)},
+        {f"paper {lr}" for lr in (1e-6, 1e-3, 1.0)},
+    ]
+
+
 def test_ablation_of_options_that_change_together_shows_all_entries():
     entries = [Entry(f"{a} {b}", "sgdm", {"a": a, "b": b}) for a, b in ((1, "x"), (2, "y"), (3, "z"))]
     figure = figures.draw(made_up.recipe(entries), [made_up.training(entry, 0) for entry in entries], "ablation")

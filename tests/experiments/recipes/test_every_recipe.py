@@ -132,6 +132,17 @@ def test_an_unknown_method_is_refused_with_the_known_ones():
         plan(RECIPES["uci-protein"], "cpu", ["lion"])
 
 
+def test_the_claim_about_initial_rates_can_fail(tmp_path):
+    """With a warm start the initial rate is discarded; the paper's settings keep it."""
+    recipe, found = RECIPES["ablation-initial-rate"], {}
+    labels = ["lr=1e-06", "lr=1", "paper-lr=1e-06", "paper-lr=1"]
+    for config in plan(recipe, "smoke", labels, seeds=1):
+        record = train(config, root=tmp_path)
+        assert record.summary is not None
+        found[config.label] = record.summary["metrics"]["train_loss"]
+    assert found["lr=1e-06"] == found["lr=1"] and found["paper-lr=1e-06"] != found["paper-lr=1"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_it_runs_at_smoke_scale(name, tmp_path):
