@@ -127,7 +127,7 @@ def markdown(found: Sequence[Section], results: Path) -> str:
 def _table(title: str, scale: str, parts: Sequence[Section], results: Path) -> str:
     header = ["Experiment", "Method", "Metric", "Paper", "Ours", "Spread", "Seeds", "Epochs", "Hours"]
     body = [
-        [f"`{recipe.name}`", row.label, words(recipe.metric), figure_text(row.result.paper), *_figures(row)]
+        [f"`{recipe.name}`", row.result.name, words(recipe.metric), row.result.paper_text, *_figures(row)]
         for recipe, _, own in parts
         for row in own
         if not row.settings
@@ -146,7 +146,7 @@ def _details(recipe: Recipe, scale: str, own: Sequence[Row], results: Path) -> s
     blocks.append("```bash\n" + "\n".join(_commands(shown)) + "\n```")
     others = [row for row in own if row.settings]
     if others:
-        body = [[row.label, _settings(row.settings), *_figures(row)] for row in others]
+        body = [[row.result.name, _settings(row.settings), *_figures(row)] for row in others]
         blocks += ["Other settings:", grid(["Method", "With", "Ours", "Spread", "Seeds", "Epochs", "Hours"], body)]
     if any(record.rows for record in records):
         blocks.append(f"![{recipe.title}: loss, {words(recipe.metric)} and rate]({ASSETS}/{recipe.name}-{scale}.png)")

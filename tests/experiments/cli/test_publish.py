@@ -83,9 +83,11 @@ def test_records_table_rows_and_figure_come_of_the_runs_and_twice_is_once(apo, a
     assert "old" not in text and text.endswith(f"{END}\n\nThe end.\n")
     assert "apo run little-mlp --scale paper --set data=generated --seeds 2 --epochs 4\n" in text
     assert (page.parent / "assets/results/little-mlp-paper.png").stat().st_size < 200_000
+    assert "Not the paper's setting, whose figures stand in brackets: data generated (paper: official)." in text
+    assert "| SGD-APO † |" in text and "† Not the paper's method: SGD-APO with the library's settings." in text
     (sgd, _) = json.loads((page.parent / "results.json").read_text())
     assert {"table": "Table 7", "row": "little-mlp", "method": "SGD", "paper": 0.5, "seeds": 2}.items() <= sgd.items()
-    assert f"| `little-mlp` | SGD | test loss | 0.5000 | {sgd['mean']:#.4g} |" in text
+    assert f"| `little-mlp` | SGD | test loss | (0.5000) | {sgd['mean']:#.4g} |" in text
 
 
 def test_a_setting_that_is_newer_than_a_record_makes_no_second_row(apo, argv, page, monkeypatch):

@@ -110,7 +110,17 @@ def test_what_falls_short_of_the_paper_is_said(apo, registries):
     apo("run", "little-mlp", "--scale", "paper")
     shown = page(apo)
     assert "SGD-APO falls short of the paper" in shown.text and "SGD falls short" not in shown.text
-    assert "in the paper: SGD-APO with -1.000" in shown.text
+    assert "in the paper: SGD-APO with -1.000" in shown.text and "Not the paper's setting" not in shown.text
+    assert "† Not the paper's method: SGD-APO with the library's settings." in shown.text
+
+
+def test_a_smaller_setting_is_said_and_not_compared_with_the_paper(apo, registries):
+    scales = {"cpu": registry.Scale(1, 1, 0.1, {"start": "small"}), "paper": registry.Scale(4, 1, 0.1)}
+    registries["little-mlp"] = registry.recipe("little-mlp", scales=scales)
+    apo("run", "little-mlp", "--scale", "cpu")
+    shown = page(apo).text
+    assert "Not the paper's setting, whose figures stand in brackets: start small (paper: all)" in shown
+    assert "(0.2500)" in shown and "; in the paper:" not in shown and "falls short" not in shown
 
 
 def test_other_settings_are_counted_but_not_mixed_in(apo):

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from apo_experiments.comparable import differences_of_scale, own_method
 from apo_experiments.data.registry import DATASETS
 from apo_experiments.errors import UserError
 from apo_experiments.figures import FIGURES
@@ -89,6 +90,32 @@ def test_table_2_of_the_paper():
     """Test accuracies of the first row, as printed."""
     paper = {entry.label: entry.paper for entry in RECIPES["cifar10-lenet"].entries}
     assert [paper[label] for label in ("SGDm", "Adam", "KFAC", "APO-Precond")] == [75.73, 73.41, 76.63, 77.42]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if RECIPES[name].paper == "Table 4"])
+def test_table_4_has_the_papers_own_method_and_its_value_beside_that(name):
+    entries = {entry.label: entry for entry in RECIPES[name].entries}
+    for base in ("SGD", "SGDm", "RMSprop", "Adam"):
+        assert entries[f"{base}-APO-paper"].hyper["preset"] == "paper" and entries[f"{base}-APO-paper"].paper
+        assert entries[f"{base}-APO"].paper is None
+    runs = {run.label: own_method(run) for run in plan(RECIPES[name], "paper", seeds=1)}
+    assert {label for label, text in runs.items() if text} == {
+        f"{base}-APO" for base in ("SGD", "SGDm", "RMSprop", "Adam")
+    }
+
+
+@pytest.mark.parametrize(
+    "name, difference",
+    [
+        ("ablation-loss-batch", "model lenet (paper: resnet32)"),
+        ("mnist-mlp", "width 0.2 (paper: 1)"),
+        ("cifar10-vgg16", "width 0.25 (paper: 1)"),
+        ("translation", "dimension 128 (paper: 512)"),
+    ],
+)
+def test_a_smaller_network_at_scale_cpu_is_said(name, difference):
+    assert difference in differences_of_scale(RECIPES[name], "cpu")
+    assert differences_of_scale(RECIPES[name], "paper") == ""
 
 
 def test_smoke_runs_need_no_data():
