@@ -12,7 +12,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from apo_experiments.figures.bands import by_label, draw_band
-from apo_experiments.figures.curves import axis_name
+from apo_experiments.figures.curves import axis_name, rate_name
 from apo_experiments.figures.style import COLOURS, grid, scale_axis
 from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record
@@ -84,7 +84,7 @@ def _draw_row(row: Sequence[Axes], records: Sequence[Record], recipe: Recipe, ke
         for label, colour in zip(order, colours, strict=True):
             values += draw_band(panel, groups[label], column, {"color": colour, "linewidth": 1.6}, label)
         scale_axis(panel, values, ratio=3.0 if column == "rate" else 20.0)
-        panel.set(xlabel="epoch", ylabel=axis_name(column))
+        panel.set(xlabel="epoch", ylabel=rate_name(records) if column == "rate" else axis_name(column))
     row[0].legend(fontsize="x-small", loc="best")
     _draw_final(row[2], order, colours, recipe, records, key)
 

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from apo_experiments import renamed
 from apo_experiments.errors import UserError
 from apo_experiments.files import write_atomically
 from apo_experiments.records import Record
@@ -122,7 +123,9 @@ def read(path: Path) -> Record:
         columns = whole["columns"]
         count = len(next(iter(columns.values()), []))
         rows = [_row({name: values[index] for name, values in columns.items()}) for index in range(count)]
-        return Record(config, header, rows, {"kind": "summary", **whole["summary"]})
+        return Record(
+            config, header, renamed.rates_of_today(rows, config.hyper), {"kind": "summary", **whole["summary"]}
+        )
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise UserError(f"{path} is not a compact record ({type(error).__name__}): publish its run again.") from error
 

@@ -12,6 +12,7 @@ from apo_experiments import figures
 from apo_experiments.figures.bands import draw_band
 from apo_experiments.figures.style import COLOURS, grid
 from apo_experiments.recipe import Entry
+from apo_experiments.renamed import rates_of_today
 
 SGD, ADAM, APO = Entry("SGDm", "sgdm", paper=75.7), Entry("Adam", "adam"), Entry("SGDm-APO", "sgdm-apo", paper=77.4)
 RECIPE = made_up.recipe([SGD, ADAM, APO])
@@ -96,6 +97,17 @@ def test_bars_show_seeds_mean_and_the_paper():
     finals = [run.summary["metrics"]["test_accuracy"] for run in RUNS[:3]]
     assert means[0] == pytest.approx(sum(finals) / 3)
     assert [text.get_text() for text in axes.texts] == ["diverged"]
+
+
+def test_the_rate_of_a_preconditioner_is_not_its_lr():
+    entry = Entry("APO-Precond", "apo-precond", {"lr": 1.0, "scale": 0.9})
+    rows = [{"kind": "row", "epoch": e, "train_loss": 1.0, "rate": 1.0, "apo/P/mean": 0.1 * e} for e in (1, 2)]
+    before = made_up.record(entry, 0, rows, {"test_accuracy": 75.0})
+    old = replace(before, rows=rates_of_today(before.rows, entry.hyper))
+    figure = figures.draw(made_up.recipe([entry]), [old], "curves")
+    axes = figure.axes[-1]
+    assert axes.get_ylabel() == "learning rate or mean of P"
+    assert list(axes.get_lines()[0].get_ydata()) == pytest.approx([0.09, 0.18])
 
 
 def test_ablation_has_a_row_for_each_option_that_differs():
