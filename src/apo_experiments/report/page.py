@@ -38,6 +38,7 @@ def page(sections: Sequence[Section]) -> str:
 <style>{CSS}</style>
 </head>
 <body>
+<nav aria-label="Contents"><strong>Contents</strong><ul>{"".join(map(_link, sections))}</ul></nav>
 <header>
 <h1>Amortized Proximal Optimization: our runs beside the paper</h1>
 <p class="muted">{run} of {len(sections)} recipes have results; page written on {today}.</p>
@@ -54,6 +55,11 @@ says so.</p>
 </body>
 </html>
 """
+
+
+def _link(section: Section) -> str:
+    name = escape(section.recipe.name)
+    return f"<li{'' if section.parts else ' class=muted'}><a href='#{name}'>{name}</a></li>"
 
 
 def _overview(sections: Iterable[Section]) -> str:

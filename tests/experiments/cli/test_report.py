@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from tests import browser
 from tests.experiments.cli import registry
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 class Structure(HTMLParser):
@@ -185,9 +183,7 @@ def test_unwritable_page_is_one_sentence(apo):
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_shows_the_page(apo, tmp_path, scheme):
-    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-    if browser is None:
-        pytest.skip("no Chromium here")
+    program = browser.browser()
     apo("run", "all", "--scale", "smoke", "--seeds", "2")
     page(apo)
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
@@ -195,7 +191,7 @@ def test_a_browser_shows_the_page(apo, tmp_path, scheme):
     picture = tmp_path / "page.png"
     done = subprocess.run(
         [
-            browser,
+            program,
             *options,
             *dark,
             f"--user-data-dir={tmp_path / 'profile'}",
@@ -213,6 +209,22 @@ def test_a_browser_shows_the_page(apo, tmp_path, scheme):
     ground = max(set(shades), key=shades.count)
     assert ground > 200 if scheme == "light" else ground < 60
     assert 0.005 < sum(abs(shade - ground) > 60 for shade in shades) / len(shades) < 0.5
+
+
+@pytest.mark.slow
+def test_every_table_can_be_seen_at_every_width_and_the_contents_stand_beside_the_text(apo, registries, tmp_path):
+    browser.browser()
+    long = "a long name of a method that needs much of the width of a small window"
+    entries = tuple(registry.Entry(f"{long} {number}", "sgd", paper=0.5) for number in range(3))
+    registries["little-mlp"] = registry.recipe("little-mlp", entries=entries)
+    apo("run", "all", "--scale", "smoke", "--seeds", "2")
+    page(apo)
+    for dark in (False, True):
+        for shown in browser.measure(tmp_path, ["report.html"], tmp_path / f"profile-{dark}", dark):
+            assert shown["content"] <= shown["window"] == shown["width"], shown
+            assert len(shown["tables"]) > 3 and "is cut off" not in shown["tables"], shown
+            assert shown["contents"] == (shown["width"] == 1400), shown
+            assert shown["filter"].startswith("invert") == dark, shown
 
 
 def darkness(picture: Path) -> list[int]:
