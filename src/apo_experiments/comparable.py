@@ -41,7 +41,9 @@ def differences(recipe: Recipe, label: str, epochs: int, options: Mapping[str, A
         for key in paper
         if key in options and key not in _ROUNDING and _text(options[key]) != _text(paper[key])
     ]
-    return ", ".join(parts if epochs == size.epochs else [*parts, f"{epochs} epochs (paper: {size.epochs})"])
+    if epochs != size.epochs:
+        parts.append(f"{epochs} {'epoch' if epochs == 1 else 'epochs'} (paper: {size.epochs})")
+    return ", ".join(parts)
 
 
 def differences_of_scale(recipe: Recipe, scale: str) -> str:

@@ -228,8 +228,10 @@ def findings(recipe: Recipe, scale: str, results: Sequence[Result]) -> list[str]
         sentences.append("This scale shows that everything runs; its figures say nothing about the methods.")
     elif len(values) > 1:
         ours = f"{first.label} with {figure_text(first.mean)}" if first else "several alike"
-        comparable = paper_first and not any(result.differs for result in results)
-        other = f"; in the paper: {paper_first.label} with {figure_text(paper_first.paper)}" if comparable else ""
+        if paper_first is None or any(result.differs for result in results):
+            other = ""
+        else:
+            other = f"; in the paper: {paper_first.label} with {figure_text(paper_first.paper)}"
         sentences.append(f"In front here: {ours}{other}.")
     sentences += _reservations(results) if scale != "smoke" else []
     if scale == "paper":

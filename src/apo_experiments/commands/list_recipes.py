@@ -88,7 +88,7 @@ def _details(recipe: Recipe, data_dir: Path | None) -> str:
     if recipe.notes:
         lines.append(f"  claim   {recipe.notes}")
     lines.append("  methods (--method):")
-    planned = {run.label: run for run in plan(recipe, next(reversed(recipe.scales)), seeds=1)}
+    planned = {run.label: run for run in plan(recipe, list(recipe.scales)[-1], seeds=1)}
     for entry in recipe.entries:
         mark = f" {MARK}" if _is_own(recipe, planned[entry.label]) else ""
         lines.append(f"    {entry.label}{mark}: {entry.method}  {_pairs({**entry.hyper, **entry.options})}".rstrip())

@@ -10,6 +10,7 @@ from typing import Any
 
 from apo_experiments.errors import UserError
 from apo_experiments.files import write_atomically
+from apo_experiments.progress import counted
 from apo_experiments.publication.compact import find
 from apo_experiments.publication.rows import Row, as_json, rows
 from apo_experiments.publication.summary import summary
@@ -176,7 +177,8 @@ def _choices(shown: Sequence[Row]) -> str:
         origin: Mapping[str, Any] = next(filter(None, origins), {})
         if origin:
             parts.append(
-                f"{row.label} {_settings(origin['hyper'])} ({origin['points']} points, {origin['epochs']} epochs, "
+                f"{row.label} {_settings(origin['hyper'])} ({counted(origin['points'], 'point')}, "
+                f"{counted(origin['epochs'], 'epoch')}, "
                 f"{words(origin['metric'])} {figure_text(origin['value'])})"
             )
     return "Chosen on held-out training data: " + "; ".join(parts) + "." if parts else ""
@@ -187,7 +189,9 @@ def _tried(recipe: Recipe, scale: str, results: Path) -> str:
     if not log:
         return ""
     hours = sum(line["seconds"] or 0.0 for line in log) / 3600
-    return f"Tuning: {len(log)} runs, {hours:.2g} hours, all in `results/{recipe.name}/{scale}/tuning.jsonl`."
+    return (
+        f"Tuning: {counted(len(log), 'run')}, {hours:.2g} hours, all in `results/{recipe.name}/{scale}/tuning.jsonl`."
+    )
 
 
 def _commands(shown: Sequence[Row]) -> Iterator[str]:

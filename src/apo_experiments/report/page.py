@@ -11,7 +11,7 @@ from typing import Any
 
 from apo_experiments.comparable import MARK
 from apo_experiments.figures.curves import axis_name
-from apo_experiments.progress import duration
+from apo_experiments.progress import counted, duration
 from apo_experiments.recipe import NOT_IN_PAPER
 from apo_experiments.report.sections import Part, Section
 from apo_experiments.report.style import CSS
@@ -104,8 +104,7 @@ def _part(section: Section, part: Part) -> str:
         about = escape(f"{section.recipe.title or section.recipe.name}, scale {part.scale}")
         figure = f'<figure><img alt="{about}" src="data:image/svg+xml;base64,{data}"></figure>'
     sentences = "".join(f"<li>{escape(sentence)}</li>" for sentence in part.findings)
-    count = f"{part.others} runs" if part.others > 1 else "1 run"
-    others = f"<p class='muted'>Not shown: {count} with other settings (sweeps, --set).</p>"
+    others = f"<p class='muted'>Not shown: {counted(part.others, 'run')} with other settings (sweeps, --set).</p>"
     return f"""<h3>Scale {escape(part.scale)}</h3>
 {figure}
 <div class="scroll">{_results(section, part)}</div>
