@@ -38,7 +38,15 @@ def packages_of_the_extra() -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
-    ["list", "run mnist-mlp --scale smoke", "sweep mnist-mlp --scale smoke", "plot", "report", "publish", "data list"],
+    [
+        "list",
+        "run mnist-mlp --scale smoke",
+        "sweep mnist-mlp --scale smoke",
+        "plot",
+        "report",
+        "publish --to x",
+        "data list",
+    ],
 )
 def test_one_sentence_says_what_to_install(words, tmp_path):
     assert {"numpy", "matplotlib", "optuna"} <= set(packages_of_the_extra())
