@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from apo_experiments.commands import data, list_recipes, plot, publish, report, run, sweep
-from apo_experiments.errors import UserError
+from apo_experiments.errors import UserError, needs_extra
 from apo_experiments.interruption import TimeIsUp
 
 __all__ = ["main"]
@@ -61,6 +61,9 @@ def _execute(parsed: argparse.Namespace, words: Sequence[str]) -> int:
         return parsed.execute(parsed)
     except UserError as error:
         _complain(str(error), parsed.debug)
+        return 2
+    except ModuleNotFoundError as error:
+        _complain(needs_extra(error), parsed.debug)
         return 2
     except KeyboardInterrupt as error:
         time_is_up = isinstance(error, TimeIsUp)

@@ -23,7 +23,7 @@ class Stepper(ABC):
 
     @abstractmethod
     def rate(self) -> float:
-        """Return the current learning rate (of the first param group)."""
+        """Return the current learning rate (of the first param group), or what a preconditioner has in its place."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

@@ -11,9 +11,12 @@ import torch
 
 from apo_experiments.problem import Problem
 
-__all__ = ["Entry", "Recipe", "Scale", "Setting"]
+__all__ = ["Entry", "NOT_IN_PAPER", "Recipe", "SCALES", "Scale", "Setting"]
 
 SCALES = ("smoke", "cpu", "paper")
+
+#: The :attr:`Recipe.paper` of a recipe that the paper does not have.
+NOT_IN_PAPER = "not in the paper"
 
 #: Options, setting and hyperparameters to the rows of a record and its final metrics.
 Compute = Callable[[Mapping[str, Any], "Setting", Mapping[str, Any]], tuple[list[dict[str, Any]], dict[str, float]]]

@@ -24,7 +24,7 @@ from typing import Any, final
 
 import torch
 
-from apo_experiments import provenance
+from apo_experiments import provenance, renamed
 from apo_experiments.errors import UserError
 from apo_experiments.files import append, explained, flush_to_disk, write_atomically
 from apo_experiments.runs import RunConfig
@@ -148,7 +148,7 @@ def read(path: Path) -> Record:
         config = RunConfig.from_record(lines[0]["config"])
     except (IndexError, KeyError, TypeError):
         raise UserError(f"{path} is missing or damaged: run its command again.") from None
-    rows = [line for line in lines if line["kind"] == "row"]
+    rows = renamed.rates_of_today([line for line in lines if line["kind"] == "row"], config.hyper)
     summaries = [line for line in lines if line["kind"] == "summary" and isinstance(line.get("metrics", {}), dict)]
     return Record(config, lines[0], rows, summaries[-1] if summaries else None)
 

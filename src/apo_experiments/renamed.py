@@ -6,6 +6,9 @@ Records keep the settings of their runs, and commands are in scripts and on page
 - ``other_batch_share=rising`` is ``total_steps=auto``. As one setting had both meanings, any other value of
   ``other_batch_share`` meant ``total_steps=none`` as well.
 
+The rate of a preconditioner was its ``lr``, and is what it does to the gradient; :func:`rates_of_today` computes it
+from the mean of P, which is in the records too.
+
 A run has the same identity under both names, so its folder, its compact record and its study are found again.
 
 The command line reads the former names in the one release that comes after 0.1.0; then :func:`in_words_of_today` can be
@@ -19,7 +22,7 @@ from typing import Any
 
 from apo_experiments.errors import UserError
 
-__all__ = ["as_first_named", "in_words_of_today", "of_today"]
+__all__ = ["as_first_named", "in_words_of_today", "of_today", "rates_of_today"]
 
 _NAMES = {"sigma": "over_relaxation"}
 _SHARE, _RISING = "other_batch_share", "rising"
@@ -63,6 +66,27 @@ def as_first_named(settings: Mapping[str, Any]) -> dict[str, Any]:
         del found[_LENGTH]
         found[_SHARE] = _RISING
     return found
+
+
+def rates_of_today(rows: Sequence[dict[str, Any]], hyper: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of a record with the mean step of a preconditioner per unit of gradient as its rate.
+
+    Args:
+        rows: The rows; those that have the mean of P but no ``apo/lr`` are from before.
+        hyper: The settings of the run.
+
+    Example:
+        >>> rates_of_today([{"rate": 1.0, "apo/P/mean": 0.1}], {"scale": 0.9})
+        [{'rate': 0.09000000000000001, 'apo/P/mean': 0.1, 'apo/lr': 1.0}]
+        >>> rates_of_today([{"rate": 0.1}], {})
+        [{'rate': 0.1}]
+    """
+    return [
+        {**row, "rate": hyper.get("scale", 1.0) * row["rate"] * row["apo/P/mean"], "apo/lr": row["rate"]}
+        if row.get("apo/P/mean") is not None and row.get("rate") is not None and "apo/lr" not in row
+        else row
+        for row in rows
+    ]
 
 
 def in_words_of_today(settings: Sequence[str], grid: Sequence[str] = ()) -> tuple[list[str], list[str], list[str]]:

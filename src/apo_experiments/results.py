@@ -8,17 +8,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from apo_experiments.recipe import Recipe
+from apo_experiments.comparable import MARK, differences, own_method
+from apo_experiments.recipe import NOT_IN_PAPER, Recipe
 from apo_experiments.records import Record
 from apo_experiments.roles import chosen_by, is_swept
 from apo_experiments.runs import RunConfig
 
 __all__ = [
     "Result",
+    "complete_settings",
     "current",
     "figure_text",
     "findings",
     "leader",
+    "one_per_seed",
     "result",
     "set_words",
     "summarise",
@@ -37,6 +40,8 @@ class Result:
         diverged: How many runs diverged.
         unfinished: How many runs have not finished.
         paper: The paper's figure.
+        differs: How the task differs from the paper's, so that the paper's figure cannot be compared.
+        own: In which way the method is this library's and not the paper's.
 
     Example:
         >>> result = Result("SGDm", (75.0, 76.0), paper=75.73)
@@ -49,6 +54,18 @@ class Result:
     diverged: int = 0
     unfinished: int = 0
     paper: float | None = None
+    differs: str = ""
+    own: str = ""
+
+    @property
+    def name(self) -> str:
+        """The label, with a mark if the method is not the paper's."""
+        return f"{self.label} {MARK}" if self.own else self.label
+
+    @property
+    def paper_text(self) -> str:
+        """The paper's figure, in brackets if it cannot be compared."""
+        return f"({figure_text(self.paper)})" if self.differs and self.paper is not None else figure_text(self.paper)
 
     @property
     def mean(self) -> float | None:
@@ -120,7 +137,7 @@ def current(recipe: Recipe, scale: str, records: Iterable[Record]) -> list[Recor
         wanted = set() if tuned else planned & {variant(record.config) for record in group}
         if not wanted:
             wanted = {variant(max(tuned or by_hand, key=_start).config)}
-        chosen += [record for record in group if variant(record.config) in wanted]
+        chosen += one_per_seed(record for record in group if variant(record.config) in wanted)
     return sorted(chosen, key=lambda record: (order[record.config.label], record.config.seed))
 
 
@@ -152,14 +169,19 @@ def result(recipe: Recipe, label: str, records: Sequence[Record]) -> Result:
         >>> recipe = Recipe("r", "", "", None, {}, (), {}, (), metric="loss", goal="min")
         >>> config = RunConfig("r", "SGD", "sgd", "cpu", seed=0, epochs=1)
         >>> result(recipe, "SGD", [Record(config, {}, [], {"metrics": {}, "diverged": True})])
-        Result(label='SGD', values=(), diverged=1, unfinished=0, paper=None)
+        Result(label='SGD', values=(), diverged=1, unfinished=0, paper=None, differs='', own='')
     """
     ordered = sorted(records, key=lambda record: record.config.seed)
     values = tuple(found for record in ordered if (found := value(record, recipe.metric)) is not None)
     diverged = sum(bool(record.summary and record.summary.get("diverged")) for record in records)
     unfinished = sum(not record.finished for record in records)
     paper = next((entry.paper for entry in recipe.entries if entry.label == label), None)
-    return Result(label, values, diverged, unfinished, paper)
+    if not ordered:
+        return Result(label, values, diverged, unfinished, paper)
+    config = ordered[0].config
+    differs = differences(recipe, label, config.epochs, config.options)
+    own = own_method(config) if recipe.paper != NOT_IN_PAPER else ""
+    return Result(label, values, diverged, unfinished, paper, differs, own)
 
 
 def leader(recipe: Recipe, results: Iterable[Result], paper: bool = False) -> Result | None:
@@ -193,6 +215,9 @@ def findings(recipe: Recipe, scale: str, results: Sequence[Result]) -> list[str]
          'APO falls short of the paper: 75.50 against 77.42.']
         >>> findings(recipe, "cpu", [Result("SGDm", (50.0,)), Result("APO", (50.0,))])
         ['In front here: several alike.']
+        >>> small = Result("SGDm", (60.0,), paper=75.73, differs="width 0.5 (paper: 1)")
+        >>> findings(recipe, "cpu", [small, Result("APO", (61.0,))])[1]
+        "Not the paper's setting, whose figures stand in brackets: width 0.5 (paper: 1)."
     """
     sentences = []
     first, paper_first = leader(recipe, results), _paper_leader(recipe, results)
@@ -203,11 +228,17 @@ def findings(recipe: Recipe, scale: str, results: Sequence[Result]) -> list[str]
         sentences.append("This scale shows that everything runs; its figures say nothing about the methods.")
     elif len(values) > 1:
         ours = f"{first.label} with {figure_text(first.mean)}" if first else "several alike"
-        other = f"; in the paper: {paper_first.label} with {figure_text(paper_first.paper)}" if paper_first else ""
+        if paper_first is None or any(result.differs for result in results):
+            other = ""
+        else:
+            other = f"; in the paper: {paper_first.label} with {figure_text(paper_first.paper)}"
         sentences.append(f"In front here: {ours}{other}.")
+    sentences += _reservations(results) if scale != "smoke" else []
     if scale == "paper":
         for result in results:
-            if result.mean is not None and result.paper is not None and _worse(recipe, result.mean, result.paper):
+            if result.mean is None or result.paper is None or result.differs:
+                continue
+            if _worse(recipe, result.mean, result.paper):
                 ours, theirs = figure_text(result.mean), figure_text(result.paper)
                 sentences.append(f"{result.label} falls short of the paper: {ours} against {theirs}.")
     return sentences + _incomplete(results)
@@ -237,13 +268,42 @@ def set_words(settings: Mapping[str, Any]) -> list[str]:
 def variant(config: RunConfig) -> str:
     """Return what identifies a run apart from its seed and device; the same for a plan and for its record.
 
+    A record may be older than a setting of its method or task, whose default then is what it was run with.
+
     Example:
         >>> first, second = (RunConfig("r", "SGD", "sgd", "cpu", seed=seed, epochs=1) for seed in (0, 1))
         >>> variant(first) == variant(second)
         True
+        >>> newer = RunConfig("r", "SGD", "sgd", "cpu", seed=0, epochs=1, hyper={"weight_decay": 0.0})
+        >>> variant(first) == variant(newer)
+        True
     """
-    content: list[Any] = [config.label, config.method, config.epochs, config.hyper, config.options]
+    hyper, options = complete_settings(config)
+    content: list[Any] = [config.label, config.method, config.epochs, hyper, options]
     return json.dumps(content, sort_keys=True, default=str)
+
+
+def complete_settings(config: RunConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the hyperparameters and options of a run, with today's defaults for those that are newer than it."""
+    from apo_experiments.methods import METHODS
+    from apo_experiments.recipes import RECIPES
+
+    method, recipe = METHODS.get(config.method), RECIPES.get(config.recipe)
+    return (
+        {**(method.defaults if method else {}), **config.hyper},
+        {**(recipe.defaults if recipe else {}), **config.options},
+    )
+
+
+def one_per_seed(records: Iterable[Record]) -> list[Record]:
+    """Return the run of each seed that was started last, of runs with the same settings.
+
+    There are two of one seed if a setting that is newer than the first run has changed the name of its folder.
+    """
+    found: dict[int, Record] = {}
+    for record in sorted(records, key=_start):
+        found[record.config.seed] = record
+    return sorted(found.values(), key=lambda record: record.config.seed)
 
 
 def _start(record: Record) -> str:
@@ -259,6 +319,21 @@ def _paper_leader(recipe: Recipe, results: Sequence[Result]) -> Result | None:
 
 def _worse(recipe: Recipe, ours: float, theirs: float) -> bool:
     return ours > theirs if recipe.goal == "min" else ours < theirs
+
+
+def _reservations(results: Sequence[Result]) -> list[str]:
+    """Return what to know before comparing: how the task differs from the paper's, and which methods are not its."""
+    shown = [result for result in results if result.values or result.diverged]
+    brackets = ", whose figures stand in brackets" if any(result.paper is not None for result in shown) else ""
+    tasks, methods = (
+        dict.fromkeys(result.differs for result in shown if result.differs),
+        dict.fromkeys(result.own for result in shown if result.own),
+    )
+    sentences = [f"Not the paper's setting{brackets}: {text}." for text in tasks]
+    for text in methods:
+        labels = ", ".join(result.label for result in shown if result.own == text)
+        sentences.append(f"{MARK} Not the paper's method: {labels} with {text}.")
+    return sentences
 
 
 def _incomplete(results: Sequence[Result]) -> list[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests import browser
 
 from apo_experiments.recipes import RECIPES
 
@@ -86,12 +87,38 @@ def test_every_public_name_is_in_the_api_reference(site, module_name):
 
 def test_pages_ask_nothing_of_other_hosts(site):
     # Links may lead elsewhere; what a browser loads by itself may not.
-    loads = re.compile(r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//[^>]*>|<link\b[^>]*//[^>]*>""")
+    loads = re.compile(
+        r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//[^>]*>|<link\b(?![^>]*canonical)[^>]*//[^>]*>"""
+    )
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > len(list((ROOT / "docs").rglob("*.md")))  # those that show files, and the one for errors
     assert not [(page.name, found) for page in pages for found in loads.findall(page.read_text())]
     for style in site.rglob("*.css"):
         assert not re.search(r"(?:url\(|@import\s)[\"']?(?:https?:)?//", style.read_text()), style.name
+
+
+def test_a_browser_shows_all_of_every_table_at_every_width_and_dark_figures_on_dark_pages(site, tmp_path):
+    pages = [str(path.relative_to(site)) for path in sorted(site.rglob("*.html")) if "source" not in path.parts]
+    shown = browser.measure(site, pages, tmp_path / "light")
+    assert {(page["page"], page["width"]) for page in shown} == {(page, w) for page in pages for w in browser.WIDTHS}
+    assert sum(len(page["tables"]) for page in shown) > 100
+    for page in shown:
+        assert page["content"] <= page["window"] == page["width"], page
+        assert "is cut off" not in page["tables"], page
+        assert page["width"] < 1400 or "scrolls" not in page["tables"], page
+        assert page["filter"] in (None, "none"), page
+    for page in browser.measure(site, ["index.html", "results.html"], tmp_path / "dark", dark=True):
+        assert page["filter"].startswith("invert"), page
+
+
+def test_search_engines_find_every_page_and_readers_the_paper(site):
+    address = re.search(r"^site_url: (.*)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert address is not None
+    listed = set(re.findall(r"<loc>(.*?)</loc>", (site / "sitemap.xml").read_text()))
+    pages = [path for path in site.rglob("*.html") if path.name != "404.html"]
+    assert listed >= {address[1] + str(path.relative_to(site)) for path in pages}
+    paper = re.search(r"^Paper = \"(.*)\"$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert paper is not None and f'href="{paper[1]}"' in (site / "index.html").read_text()
 
 
 def test_formulas_are_mathml_and_none_is_left_as_latex(site):

@@ -11,6 +11,7 @@ from apo_experiments.commands.tables import text_table
 
 if TYPE_CHECKING:
     from apo_experiments.recipe import Recipe
+    from apo_experiments.runs import RunConfig
 
 __all__ = ["add_to", "execute"]
 
@@ -72,24 +73,39 @@ def _data(recipe: Recipe, data_dir: Path | None) -> str:
 
 
 def _details(recipe: Recipe, data_dir: Path | None) -> str:
+    from apo_experiments.comparable import MARK, differences_of_scale
     from apo_experiments.methods import METHODS
     from apo_experiments.progress import counted
+    from apo_experiments.recipes import plan
 
     lines = [f"{recipe.name}: {recipe.title}", f"  paper   {recipe.paper}", f"  data    {_data(recipe, data_dir)}"]
     lines.append(f"  metric  {recipe.metric} ({'less' if recipe.goal == 'min' else 'more'} is better)")
     for name, scale in recipe.scales.items():
         size = f"{counted(scale.epochs, 'epoch')}, {counted(scale.seeds, 'seed')}"
         lines.append(f"  {name:<7} {size}, {_time(scale.minutes)}")
+        if text := differences_of_scale(recipe, name):
+            lines.append(f"          not the paper's setting: {text}")
     if recipe.notes:
         lines.append(f"  claim   {recipe.notes}")
     lines.append("  methods (--method):")
+    planned = {run.label: run for run in plan(recipe, list(recipe.scales)[-1], seeds=1)}
     for entry in recipe.entries:
-        lines.append(f"    {entry.label}: {entry.method}  {_pairs({**entry.hyper, **entry.options})}".rstrip())
+        mark = f" {MARK}" if _is_own(recipe, planned[entry.label]) else ""
+        lines.append(f"    {entry.label}{mark}: {entry.method}  {_pairs({**entry.hyper, **entry.options})}".rstrip())
         if entry.grid:
             lines.append("      grid: " + ", ".join(f"{key} in {list(points)}" for key, points in entry.grid.items()))
+    if any(_is_own(recipe, run) for run in planned.values()):
+        lines.append(f"    {MARK} not the paper's method: this library's settings")
     keys = {key for entry in recipe.entries if entry.method in METHODS for key in METHODS[entry.method].defaults}
     lines.append(f"  --set takes epochs; of the task {_names(recipe.defaults)}; of the methods {_names(keys)}")
     return "\n".join(lines)
+
+
+def _is_own(recipe: Recipe, run: RunConfig) -> bool:
+    from apo_experiments.comparable import own_method
+    from apo_experiments.recipe import NOT_IN_PAPER
+
+    return recipe.paper != NOT_IN_PAPER and bool(own_method(run))
 
 
 def _pairs(settings: dict) -> str:

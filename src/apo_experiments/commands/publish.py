@@ -7,6 +7,7 @@ from pathlib import Path
 
 from apo_experiments.commands import options
 from apo_experiments.commands.tables import show
+from apo_experiments.errors import UserError
 
 __all__ = ["add_to", "execute"]
 
@@ -14,7 +15,8 @@ _EXAMPLES = """\
   apo publish                                    all finished runs of the scale paper, at full length
   apo publish cifar10-lenet --runs elsewhere
   apo publish rosenbrock --scale cpu --all       runs of any length
-Records go to results/, tables and figures to docs/. Existing records are kept; publishing twice changes nothing."""
+Records go to results/, tables and figures to docs/ of a clone. A record that is there stays as it is (delete it to
+publish its run again), so publishing twice changes nothing."""
 
 
 def add_to(subparsers: argparse._SubParsersAction) -> None:
@@ -25,7 +27,7 @@ def add_to(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("recipes", metavar="RECIPE", nargs="*", help="names from `apo list` (default: all)")
     parser.add_argument("--scale", choices=("cpu", "paper"), default="paper", help="(default: paper)")
     parser.add_argument("--all", action="store_true", help="runs of any length")
-    parser.add_argument("--to", metavar="DIR", type=Path, default=Path("results"), help="(default: results)")
+    parser.add_argument("--to", metavar="DIR", type=Path, help="folder of the records (default: results)")
     parser.add_argument(
         "--docs", metavar="DIR", type=Path, default=Path("docs"), help="with results.md (default: docs)"
     )
@@ -38,12 +40,18 @@ def execute(arguments: argparse.Namespace) -> int:
 
     Returns:
         0.
+
+    Raises:
+        UserError: There is no page here and no folder was named, so that this is probably not a clone.
     """
     from apo_experiments import publication, records
     from apo_experiments.progress import counted
     from apo_experiments.publication.tuning_log import finals
 
-    root = options.runs_folder(arguments)
+    root, page = options.runs_folder(arguments), arguments.docs / "results.md"
+    if arguments.to is None and not page.exists():
+        raise UserError(f"There is no {page} here: run it in a clone of the project, or name folders (--to, --docs).")
+    to = arguments.to or Path("results")
     found, published = records.find(root, scale=arguments.scale), False
     for recipe in options.recipes(arguments.recipes or ["all"]):
         if arguments.scale not in recipe.scales:
@@ -51,16 +59,20 @@ def execute(arguments: argparse.Namespace) -> int:
         epochs = recipe.scales[arguments.scale].epochs
         own = [record for record in found if record.config.recipe == recipe.name and record.finished]
         results = finals([record for record in own if arguments.all or record.config.epochs == epochs])
+        known = sum(publication.existing(record.config, to) is not None for record in results)
         for record in results:
-            publication.write(record, arguments.to)
-        logged = publication.log_tuning(recipe, arguments.scale, own, arguments.to)
+            publication.write(record, to)
+        logged = publication.log_tuning(recipe, arguments.scale, own, to)
         if results or logged:
             published = True
-            show(f"{recipe.name}: {counted(len(results), 'run')}" + (f", and {logged}" if logged else ""))
+            kept = f" ({known} there already, kept)" if known else ""
+            show(f"{recipe.name}: {counted(len(results), 'run')}{kept}" + (f", and {logged}" if logged else ""))
     if not published:
         length = "" if arguments.all else " and full length (--all takes any length)"
         show(f"There is nothing new to publish: {root} has no finished runs of scale {arguments.scale}{length}.")
-    if (arguments.docs / "results.md").exists():
-        for path in publication.publish_page(arguments.to, arguments.docs):
-            show(str(path))
+    if not page.exists():
+        show(f"There is no {page}, so only {to} was written: --docs names the folder of a page to bring up to date.")
+        return 0
+    for path in publication.publish_page(to, arguments.docs):
+        show(str(path))
     return 0

@@ -58,7 +58,7 @@ def comparison(recipe: Recipe, scale: str, results: Sequence[Result]) -> str:
         >>> from apo_experiments.results import Result
         >>> recipe = Recipe("tiny", "", "Table 2", None, {}, (), {}, (), metric="accuracy", goal="max")
         >>> print(comparison(recipe, "cpu", [Result("SGDm", (75.0, 76.0), paper=75.73), Result("APO", (77.0,))]))
-        tiny (Table 2), scale cpu: accuracy, more is better
+        tiny (Table 2), scale cpu: accuracy, more is better (* the best)
         method   ours   seed to seed    seeds  paper
         ------  ------  --------------  -----  ------
         SGDm    75.50   75.00 to 76.00  2      75.73*
@@ -68,20 +68,20 @@ def comparison(recipe: Recipe, scale: str, results: Sequence[Result]) -> str:
     from apo_experiments.results import figure_text, findings, leader
 
     best, paper_best = leader(recipe, results), leader(recipe, results, paper=True)
+    run = [result for result in results if result.values or result.diverged or result.unfinished]
     rows = []
-    for result in results:
-        if not (result.values or result.diverged or result.unfinished):
-            continue
+    for result in run:
         rows.append(
             [
-                result.label,
+                result.name,
                 figure_text(result.mean) + ("*" if result is best else " "),
                 result.spread(),
                 str(len(result.values)) + (f" + {result.diverged} diverged" if result.diverged else ""),
-                figure_text(result.paper) + ("*" if result is paper_best else " "),
+                result.paper_text + ("*" if result is paper_best else " "),
             ]
         )
     better = "less is better" if recipe.goal == "min" else "more is better"
     title = f"{recipe.name} ({recipe.paper}), scale {scale}: {recipe.metric}, {better}"
+    title += " (* the best)" if best or paper_best else ""
     table = text_table(["method", "ours ", "seed to seed", "seeds", "paper "], rows, right=[1, 4])
-    return "\n".join([title, table, *findings(recipe, scale, [r for r in results if r.label in {x[0] for x in rows}])])
+    return "\n".join([title, table, *findings(recipe, scale, run)])

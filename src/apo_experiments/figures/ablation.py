@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from apo_experiments.figures.bands import by_label, draw_band
-from apo_experiments.figures.curves import axis_name
+from apo_experiments.figures.curves import axis_name, rate_name
 from apo_experiments.figures.style import COLOURS, grid, scale_axis
 from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record
@@ -25,9 +24,10 @@ __all__ = ["ablation", "varied"]
 def ablation(records: Sequence[Record], recipe: Recipe) -> Figure:
     """Draw, for each varied option, loss and rate coloured by its value, and the final metric against it."""
     keys = varied(records) or [""]
-    figure, axes = grid(len(keys), 3)
-    for row, key in zip(axes, keys, strict=True):
-        _draw_row(row, _along(records, key, keys), recipe, key)
+    series = [(key, runs) for key in keys for runs in _along(records, key, keys)]
+    figure, axes = grid(len(series), 3)
+    for row, (key, runs) in zip(axes, series, strict=True):
+        _draw_row(row, runs, recipe, key)
     return figure
 
 
@@ -58,19 +58,21 @@ def _text(setting: Any) -> str:
     return setting if isinstance(setting, str) else json.dumps(setting, default=str)
 
 
-def _along(records: Sequence[Record], key: str, keys: Sequence[str]) -> list[Record]:
-    """Return the runs in which only ``key`` differs: all other options have their most common value.
+def _along(records: Sequence[Record], key: str, keys: Sequence[str]) -> list[list[Record]]:
+    """Return the series in which only ``key`` differs: the most common one, and others of at least three values.
 
-    If options change together, so that fewer than two values of ``key`` are left, return all runs.
+    If options change together, so that no series has two values of ``key``, return all runs.
     """
     able = [record for record in records if key in _settings(record)] or list(records)
-    chosen = able
-    for other in keys:
-        if other != key:
-            common = Counter(_text(_settings(record).get(other)) for record in able).most_common(1)[0][0]
-            chosen = [record for record in chosen if _text(_settings(record).get(other)) == common]
-    distinct = {_text(_settings(record).get(key)) for record in chosen}
-    return chosen if len(distinct) > 1 else able
+    others = [other for other in keys if other != key]
+    groups: dict[str, list[Record]] = {}
+    for record in able:
+        groups.setdefault(json.dumps([_text(_settings(record).get(other)) for other in others]), []).append(record)
+    sizes = {name: len({_text(_settings(record).get(key)) for record in runs}) for name, runs in groups.items()}
+    longest = max(sizes, key=lambda name: sizes[name])
+    return (
+        [runs for name, runs in groups.items() if sizes[name] > 2 or name == longest] if sizes[longest] > 1 else [able]
+    )
 
 
 def _draw_row(row: Sequence[Axes], records: Sequence[Record], recipe: Recipe, key: str) -> None:
@@ -82,7 +84,7 @@ def _draw_row(row: Sequence[Axes], records: Sequence[Record], recipe: Recipe, ke
         for label, colour in zip(order, colours, strict=True):
             values += draw_band(panel, groups[label], column, {"color": colour, "linewidth": 1.6}, label)
         scale_axis(panel, values, ratio=3.0 if column == "rate" else 20.0)
-        panel.set(xlabel="epoch", ylabel=axis_name(column))
+        panel.set(xlabel="epoch", ylabel=rate_name(records) if column == "rate" else axis_name(column))
     row[0].legend(fontsize="x-small", loc="best")
     _draw_final(row[2], order, colours, recipe, records, key)
 

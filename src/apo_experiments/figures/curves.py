@@ -13,7 +13,7 @@ from apo_experiments.figures.style import grid, legend_below, line_styles, scale
 from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record
 
-__all__ = ["axis_name", "curves", "draw_panel"]
+__all__ = ["axis_name", "curves", "draw_panel", "rate_name"]
 
 #: With more entries than this on one axis, each base optimizer gets its own row.
 _MOST_LINES = 7
@@ -57,8 +57,14 @@ def draw_panel(axes: Axes, records: Sequence[Record], recipe: Recipe, column: st
     if column == "train_loss" and values and max(values) > 3 * max(first):
         # A run that diverges would squeeze all others to the bottom.
         axes.set_ylim(top=3 * max(first))
-    axes.set(xlabel=x, ylabel=axis_name(column))
+    axes.set(xlabel=x, ylabel=rate_name(records) if column == "rate" else axis_name(column))
     axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 5, 10]))  # no half epochs
+
+
+def rate_name(records: Sequence[Record]) -> str:
+    """Return the name of the column ``rate``, which for a preconditioner is the mean of its P times its scale."""
+    learned = any("apo/P/mean" in row for record in records for row in record.rows)
+    return "learning rate or mean of P" if learned else axis_name("rate")
 
 
 def axis_name(column: str) -> str:

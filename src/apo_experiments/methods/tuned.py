@@ -109,8 +109,19 @@ class TunedStepper(Stepper):
         return loss
 
     def rate(self) -> float:
-        """Return the current rate."""
-        return float(self.tuner.optimizer.param_groups[0]["lr"])
+        r"""Return the current rate; for a preconditioner that of its warm-up, then its mean step per unit of gradient.
+
+        A preconditioner moves the weights by :math:`-\text{scale} \cdot P g`, so its ``lr``, where P starts, says
+        nothing of what was learned. The mean is over the eigenvalues of the layers' P at the last meta-step.
+        """
+        optimizer = self.tuner.optimizer
+        group = optimizer.param_groups[0]
+        if not isinstance(optimizer, apo.Preconditioner):
+            return float(group["lr"])
+        if optimizer.warming_up and optimizer.warmup is not None:
+            return float(optimizer.warmup.param_groups[0]["lr"])
+        mean = self.tuner.history[-1].summary.get("P/mean", 1.0) if len(self.tuner.history) else 1.0
+        return float(group["scale"] * group["lr"] / group["reference_lr"] * group["initial_step"] * mean)
 
     def telemetry(self) -> dict[str, float]:
         """Return the terms of Q at the last meta-step and the rule's own values."""
@@ -118,6 +129,8 @@ class TunedStepper(Stepper):
             return {}
         scalars = self.tuner.history[-1].scalars()
         figures = {f"apo/{name}": float(value) for name, value in scalars.items() if not name.startswith("lr/")}
+        if "apo/P/mean" in figures:  # the rate in the record is another then
+            figures["apo/lr"] = float(self.tuner.optimizer.param_groups[0]["lr"])
         return figures | {"apo/skipped_meta_updates": float(self.tuner.skipped_meta_updates)}
 
     def state_dict(self) -> dict[str, Any]:

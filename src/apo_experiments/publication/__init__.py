@@ -8,9 +8,9 @@
 - :mod:`~apo_experiments.publication.page` writes the page.
 """
 
-from apo_experiments.publication.compact import find, read, write
+from apo_experiments.publication.compact import existing, find, read, write
 from apo_experiments.publication.page import publish_page
 from apo_experiments.publication.rows import rows
 from apo_experiments.publication.tuning_log import log_tuning
 
-__all__ = ["find", "log_tuning", "publish_page", "read", "rows", "write"]
+__all__ = ["existing", "find", "log_tuning", "publish_page", "read", "rows", "write"]

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import glob
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from apo_experiments import renamed
 from apo_experiments.errors import UserError
 from apo_experiments.files import write_atomically
 from apo_experiments.records import Record
+from apo_experiments.results import variant
 from apo_experiments.runs import RunConfig
 
-__all__ = ["LIMIT", "clean_command", "content", "find", "lines", "path_of", "read", "rounded", "write"]
+__all__ = ["LIMIT", "clean_command", "content", "existing", "find", "lines", "path_of", "read", "rounded", "write"]
 
 #: Maximum size of a file in bytes. Longer curves keep every second row, every fourth, ...
 LIMIT = 150_000
@@ -34,7 +37,7 @@ def path_of(config: RunConfig, folder: Path) -> Path:
 
 
 def write(record: Record, folder: Path) -> Path:
-    """Write a compact record and return its path. Writing it again gives the same file.
+    """Write a compact record and return its path, unless a record of the same run is there, which stays.
 
     Args:
         record: A record of a finished run.
@@ -44,11 +47,25 @@ def write(record: Record, folder: Path) -> Path:
         UserError: The folder cannot be written.
     """
     path = path_of(record.config, folder)
+    if (known := existing(record.config, folder)) is not None:
+        return known
     step = 1
     while len(text := lines(content(record, step)).encode()) > LIMIT and step < len(record.rows):
         step *= 2
     write_atomically(path, text, "--to")
     return path
+
+
+def existing(config: RunConfig, folder: Path) -> Path | None:
+    """Return the compact record of a run, or None if there is none.
+
+    The file may have another name: its name has a hash of all settings, and later versions have more of them.
+    """
+    path, wanted = path_of(config, folder), variant(config)
+    if path.exists():
+        return path
+    others = path.parent.glob(f"{glob.escape(config.label)}-seed{config.seed}-*.json")
+    return next((other for other in sorted(others) if variant(read(other).config) == wanted), None)
 
 
 def content(record: Record, step: int = 1) -> dict[str, Any]:
@@ -106,7 +123,9 @@ def read(path: Path) -> Record:
         columns = whole["columns"]
         count = len(next(iter(columns.values()), []))
         rows = [_row({name: values[index] for name, values in columns.items()}) for index in range(count)]
-        return Record(config, header, rows, {"kind": "summary", **whole["summary"]})
+        return Record(
+            config, header, renamed.rates_of_today(rows, config.hyper), {"kind": "summary", **whole["summary"]}
+        )
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise UserError(f"{path} is not a compact record ({type(error).__name__}): publish its run again.") from error
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from apo_experiments.errors import UserError
 from apo_experiments.files import write_atomically
+from apo_experiments.progress import counted
 from apo_experiments.publication.compact import find
 from apo_experiments.publication.rows import Row, as_json, rows
 from apo_experiments.publication.summary import summary
@@ -127,7 +128,7 @@ def markdown(found: Sequence[Section], results: Path) -> str:
 def _table(title: str, scale: str, parts: Sequence[Section], results: Path) -> str:
     header = ["Experiment", "Method", "Metric", "Paper", "Ours", "Spread", "Seeds", "Epochs", "Hours"]
     body = [
-        [f"`{recipe.name}`", row.label, words(recipe.metric), figure_text(row.result.paper), *_figures(row)]
+        [f"`{recipe.name}`", row.result.name, words(recipe.metric), row.result.paper_text, *_figures(row)]
         for recipe, _, own in parts
         for row in own
         if not row.settings
@@ -146,7 +147,7 @@ def _details(recipe: Recipe, scale: str, own: Sequence[Row], results: Path) -> s
     blocks.append("```bash\n" + "\n".join(_commands(shown)) + "\n```")
     others = [row for row in own if row.settings]
     if others:
-        body = [[row.label, _settings(row.settings), *_figures(row)] for row in others]
+        body = [[row.result.name, _settings(row.settings), *_figures(row)] for row in others]
         blocks += ["Other settings:", grid(["Method", "With", "Ours", "Spread", "Seeds", "Epochs", "Hours"], body)]
     if any(record.rows for record in records):
         blocks.append(f"![{recipe.title}: loss, {words(recipe.metric)} and rate]({ASSETS}/{recipe.name}-{scale}.png)")
@@ -176,7 +177,8 @@ def _choices(shown: Sequence[Row]) -> str:
         origin: Mapping[str, Any] = next(filter(None, origins), {})
         if origin:
             parts.append(
-                f"{row.label} {_settings(origin['hyper'])} ({origin['points']} points, {origin['epochs']} epochs, "
+                f"{row.label} {_settings(origin['hyper'])} ({counted(origin['points'], 'point')}, "
+                f"{counted(origin['epochs'], 'epoch')}, "
                 f"{words(origin['metric'])} {figure_text(origin['value'])})"
             )
     return "Chosen on held-out training data: " + "; ".join(parts) + "." if parts else ""
@@ -187,7 +189,9 @@ def _tried(recipe: Recipe, scale: str, results: Path) -> str:
     if not log:
         return ""
     hours = sum(line["seconds"] or 0.0 for line in log) / 3600
-    return f"Tuning: {len(log)} runs, {hours:.2g} hours, all in `results/{recipe.name}/{scale}/tuning.jsonl`."
+    return (
+        f"Tuning: {counted(len(log), 'run')}, {hours:.2g} hours, all in `results/{recipe.name}/{scale}/tuning.jsonl`."
+    )
 
 
 def _commands(shown: Sequence[Row]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record
-from apo_experiments.results import Result, current, result, variant
+from apo_experiments.results import Result, complete_settings, current, one_per_seed, result, variant
 from apo_experiments.runs import RunConfig
 
 __all__ = ["Row", "as_json", "rows"]
@@ -79,8 +79,7 @@ def rows(recipe: Recipe, scale: str, records: Sequence[Record]) -> list[Row]:
             groups.setdefault(variant(record.config), []).append(record)
     order = {entry.label: position for position, entry in enumerate(recipe.entries)}
     found = []
-    for group in groups.values():
-        group.sort(key=lambda record: record.config.seed)
+    for group in map(one_per_seed, groups.values()):
         config = group[0].config
         settings = _differences(shown[config.label], config)
         found.append(Row(recipe, scale, config.label, tuple(group), settings))
@@ -113,6 +112,10 @@ def _digits(number: float | None) -> float | None:
 
 
 def _differences(usual: RunConfig, other: RunConfig) -> dict[str, Any]:
-    first, second = ({"epochs": config.epochs, **config.options, **config.hyper} for config in (usual, other))
+    first, second = (
+        {"epochs": config.epochs, **options, **hyper}
+        for config in (usual, other)
+        for hyper, options in [complete_settings(config)]
+    )
     keys = [key for key in second if json.dumps(first.get(key), default=str) != json.dumps(second[key], default=str)]
     return {key: second[key] for key in keys}

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
+from apo_experiments.comparable import MARK
 from apo_experiments.publication.rows import Row
 from apo_experiments.publication.tables import anchor, grid, seeds, spread, words
-from apo_experiments.recipe import Recipe
+from apo_experiments.recipe import NOT_IN_PAPER, Entry, Recipe
 from apo_experiments.results import figure_text
 
 __all__ = ["summary"]
 
 #: One recipe at one scale, as in :mod:`apo_experiments.publication.page`.
 Section = tuple[Recipe, str, list[Row]]
-
-#: What recipes with today's other optimizers say about their place in the paper.
-_RIVALS = "not in the paper"
 
 _HEADER = [
     "Experiment",
@@ -40,15 +39,23 @@ def summary(found: Sequence[Section], recipes: Mapping[str, Recipe]) -> str:
         return "No records are committed yet."
     compared = [(section, pair) for section in found if (pair := _contest(section)) is not None]
     ahead = sum(_better(recipe, apo, other) for (recipe, _, _), (apo, other) in compared)
-    with_paper = [(recipe, apo) for (recipe, _, _), (apo, _) in compared if apo.result.paper is not None]
-    reached = sum(not _worse(recipe, apo.result.mean, apo.result.paper) for recipe, apo in with_paper)
+    with_paper = [
+        (recipe, apo.result.mean, theirs.paper)
+        for (recipe, _, _), (apo, _) in compared
+        if (theirs := _paper(recipe, apo=True)) and not apo.result.differs
+    ]
+    reached = sum(not _worse(*values) for values in with_paper)
     others = [recipe for recipe, _, _ in found if all(recipe is not one[0] for one, _ in compared)]
     blocks = [
         f"APO ends ahead of the best other method in {ahead} of {len(compared)} experiments, and reaches the paper's "
-        f"value in {reached} of the {len(with_paper)} that have one. The better of our two values is bold. "
-        "The scale is the paper's unless the row says cpu, which is a smaller version.",
+        f"value in {reached} of the {len(with_paper)} that have one and the paper's setting. The better of our two "
+        f"values is bold. A value of the paper in brackets belongs to another setting than ours; {MARK} marks APO with "
+        "the library's settings instead of the paper's.",
         grid(_HEADER, [_line(section, *pair) for section, pair in compared]),
     ]
+    other = [f"- {_link(recipe)}: {text}." for recipe, text in _other_settings(found)]
+    if other:
+        blocks.append("**Not the paper's setting:**\n\n" + "\n".join(other))
     if others:
         blocks.append(f"Also measured, without such a comparison: {', '.join(map(_link, others))}.")
     missing = [f"- {text}" for text in _missing(found, recipes)]
@@ -75,6 +82,28 @@ def _best(recipe: Recipe, rows: Iterable[Row]) -> Row:
     return _chooser(recipe)(rows, key=lambda row: row.result.mean)
 
 
+def _other_settings(found: Sequence[Section]) -> Iterator[tuple[Recipe, str]]:
+    """Yield the recipes that were not run as in the paper, and how they differ."""
+    for recipe, _, own in found:
+        texts = dict.fromkeys(row.result.differs for row in own if not row.settings and row.result.differs)
+        if texts:
+            yield recipe, "; ".join(texts)
+
+
+def _paper(recipe: Recipe, apo: bool) -> Entry | None:
+    """Return the method with the paper's best value, with APO or without."""
+    entries = [entry for entry in recipe.entries if entry.paper is not None and ("APO" in entry.label) == apo]
+    return _chooser(recipe)(entries, key=lambda entry: entry.paper, default=None)
+
+
+def _paper_text(recipe: Recipe, row: Row, apo: bool) -> str:
+    entry = _paper(recipe, apo)
+    if entry is None:
+        return "-"
+    value = replace(row.result, paper=entry.paper).paper_text
+    return value if apo else f"{entry.label} {value}"
+
+
 def _chooser(recipe: Recipe) -> Callable:
     return min if recipe.goal == "min" else max
 
@@ -90,17 +119,15 @@ def _worse(recipe: Recipe, one: float | None, other: float | None) -> bool:
 
 def _line(section: Section, apo: Row, other: Row) -> list[str]:
     recipe, scale, _ = section
-    rivals = [entry for entry in recipe.entries if entry.paper is not None and "APO" not in entry.label]
-    theirs = _chooser(recipe)(rivals, key=lambda entry: entry.paper, default=None)
     runs = dict.fromkeys(seeds(row) for row in (apo, other))
     whole, epochs = recipe.scales[scale].epochs, apo.config.epochs
     return [
         _link(recipe) + ("" if scale == "paper" else f", {scale}"),
         words(recipe.metric),
         _ours(apo, _better(recipe, apo, other)),
-        figure_text(apo.result.paper),
+        _paper_text(recipe, apo, apo=True),
         _ours(other, _better(recipe, other, apo)),
-        "-" if theirs is None else f"{theirs.label} {figure_text(theirs.paper)}",
+        _paper_text(recipe, other, apo=False),
         ", ".join(runs),
         str(epochs) if epochs == whole else f"{epochs} of {whole}",
     ]
@@ -108,7 +135,7 @@ def _line(section: Section, apo: Row, other: Row) -> list[str]:
 
 def _ours(row: Row, first: bool) -> str:
     value = figure_text(row.result.mean)
-    return f"{row.label} {f'**{value}**' if first else value} {spread(row)}".strip()
+    return f"{row.result.name} {f'**{value}**' if first else value} {spread(row)}".strip()
 
 
 def _missing(found: Sequence[Section], recipes: Mapping[str, Recipe]) -> Iterator[str]:
@@ -118,7 +145,7 @@ def _missing(found: Sequence[Section], recipes: Mapping[str, Recipe]) -> Iterato
     for recipe in recipes.values():
         if recipe.name not in measured:
             absent.setdefault(recipe.paper, []).append(recipe)
-    rivals = absent.pop(_RIVALS, [])
+    rivals = absent.pop(NOT_IN_PAPER, [])
     if absent:
         groups = (f"{paper}: {', '.join(f'`{recipe.name}`' for recipe in group)}" for paper, group in absent.items())
         yield f"{'; '.join(groups)}."

@@ -48,7 +48,7 @@ def finals(records: Sequence[Record]) -> list[Record]:
 
 
 def log_tuning(recipe: Recipe, scale: str, records: Sequence[Record], folder: Path) -> Path | None:
-    """Add runs to the log of a recipe. Runs that are already in the log are not repeated.
+    """Add runs to the log of a recipe. Runs that are already in the log stay as they are.
 
     Args:
         recipe: The recipe.
@@ -65,7 +65,7 @@ def log_tuning(recipe: Recipe, scale: str, records: Sequence[Record], folder: Pa
         return None
     path = folder / recipe.name / scale / _NAME
     known = {line["run"]: line for line in read_tuning(folder, recipe.name, scale)}
-    merged = sorted({**known, **new}.values(), key=lambda line: (line["method"], line["epochs"], line["run"]))
+    merged = sorted({**new, **known}.values(), key=lambda line: (line["method"], line["epochs"], line["run"]))
     write_atomically(path, "".join(json.dumps(line) + "\n" for line in merged).encode(), "--to")
     return path
 

@@ -6,9 +6,10 @@ schedule. ResNet-32: 400 epochs, the schedule divides by 10 at 150 and 250; ResN
 ReLU units, batches of 100, 100 epochs, judged by the training loss. The paper gives SVHN's accuracy for SGDm alone, and
 the appendix repeats ResNet-34's RMSprop with a schedule as 93.97 where Table 4 has 93.87.
 
-APO runs with the library's defaults (tail look-ahead, over-relaxation 1.4) and knows how long the run is, so that the
-rate falls towards its end (:mod:`apo.core.objective`); ``--set total_steps=none`` leaves that out.
-``--set preset=paper total_steps=none`` gives the paper's settings, with which a rate with momentum runs away.
+APO has two entries for each base optimizer. ``SGDm-APO-paper`` has the paper's settings, with which a rate with
+momentum may run away; the paper's values stand beside these. ``SGDm-APO`` has the library's defaults and knows how long
+the run is, so that the rate falls towards its end (:mod:`apo.core.objective`); ``--set total_steps=none`` leaves that
+out.
 
 Fixed and initial rates and weight decay are starting points from the grids, not yet the best of a sweep.
 
@@ -36,6 +37,10 @@ _START = {"SGD": 0.3, "SGDm": 0.1, "RMSprop": 1e-3, "Adam": 1e-3}
 
 #: Learned rates: the library's own, told how many steps there are.
 _LEARNED = {"fsd_weight": 0.3, "total_steps": "auto"}
+
+#: The paper's learned rates and where they start; their FSD weight is the largest of the paper's grid.
+_PAPER_LEARNED = {"fsd_weight": 0.3, "preset": "paper"}
+_PAPER_START = {"SGD": 0.1, "SGDm": 0.1, "RMSprop": 3e-4, "Adam": 3e-4}
 
 #: Table 4: fixed, step schedule, APO; for SVHN the text of appendix C.2.
 _PAPER: dict[str, dict[str, tuple[float, float, float]]] = {
@@ -74,7 +79,7 @@ def _entries(
     fixed: dict[str, float] = _FIXED,
     start: dict[str, float] = _START,
 ) -> tuple[Entry, ...]:
-    """Return three entries for each base optimizer."""
+    """Return four entries for each base optimizer."""
     found: list[Entry] = []
     for name, base in _BASES.items():
         rates = grids.SGD_RATE if name in ("SGD", "SGDm") else grids.ADAM_RATE
@@ -83,7 +88,15 @@ def _entries(
         found += [
             Entry(f"{name}-fixed", base, shared | {"lr": fixed[name]}, rates | decays, {}, values[0]),
             Entry(f"{name}-step", base, shared | schedule | {"lr": start[name]}, rates | decays, {}, values[1]),
-            Entry(f"{name}-APO", f"{base}-apo", shared | _LEARNED, grids.APO_RATE | decays, {}, values[2]),
+            Entry(
+                f"{name}-APO-paper",
+                f"{base}-apo",
+                shared | _PAPER_LEARNED | {"lr": _PAPER_START[name]},
+                grids.APO_RATE | decays,
+                {},
+                values[2],
+            ),
+            Entry(f"{name}-APO", f"{base}-apo", shared | _LEARNED, grids.APO_RATE | decays),
         ]
     return tuple(found)
 
@@ -112,8 +125,8 @@ def _recipe(
         defaults=DEFAULTS | {"dataset": dataset, "model": model, **options},
         data=(dataset,),
         scales={
-            "smoke": Scale(2, 1, 0.3, SMOKE | {"width": SMOKE_WIDTHS[model]}, smoke_hyper(entries)),
-            "cpu": Scale(4, 1, 20, images_for_minutes | cpu),
+            "smoke": Scale(2, 1, 0.4, SMOKE | {"width": SMOKE_WIDTHS[model]}, smoke_hyper(entries)),
+            "cpu": Scale(4, 1, 27, images_for_minutes | cpu),
             "paper": Scale(epochs, 4, minutes),
         },
         entries=entries,
@@ -140,8 +153,8 @@ def _mnist() -> Recipe:
         data=("mnist",),
         scales={
             "smoke": Scale(2, 1, 0.1, SMOKE | {"width": SMOKE_WIDTHS["mlp"]}, smoke_hyper(entries)),
-            "cpu": Scale(10, 1, 5, {"width": 0.2}),
-            "paper": Scale(100, 4, 120),
+            "cpu": Scale(10, 1, 7, {"width": 0.2}),
+            "paper": Scale(100, 4, 160),
         },
         entries=entries,
         metric="train_loss",
@@ -156,10 +169,10 @@ RECIPES = {
     recipe.name: recipe
     for recipe in (
         _mnist(),
-        _recipe("cifar10-resnet32", "cifar10", "resnet32", 400, _step(0.1, 0.375, 0.625), 3000, {"width": 0.5}),
-        _recipe("cifar10-resnet34", "cifar10", "resnet34", 200, _EVERY_FIFTH, 6000, {"width": 0.125}),
-        _recipe("cifar10-wrn", "cifar10", "wrn-28-10", 200, _EVERY_FIFTH, 24000, {"width": 0.05}),
-        _recipe("cifar100-wrn", "cifar100", "wrn-28-10", 200, _EVERY_FIFTH, 24000, {"width": 0.05}),
-        _recipe("svhn-wrn", "svhn", "wrn-16-8", 160, _step(0.1, 0.5, 0.75), 12000, {"width": 0.0625}, augment=False),
+        _recipe("cifar10-resnet32", "cifar10", "resnet32", 400, _step(0.1, 0.375, 0.625), 4000, {"width": 0.5}),
+        _recipe("cifar10-resnet34", "cifar10", "resnet34", 200, _EVERY_FIFTH, 8000, {"width": 0.125}),
+        _recipe("cifar10-wrn", "cifar10", "wrn-28-10", 200, _EVERY_FIFTH, 32000, {"width": 0.05}),
+        _recipe("cifar100-wrn", "cifar100", "wrn-28-10", 200, _EVERY_FIFTH, 32000, {"width": 0.05}),
+        _recipe("svhn-wrn", "svhn", "wrn-16-8", 160, _step(0.1, 0.5, 0.75), 16000, {"width": 0.0625}, augment=False),
     )
 }

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from apo_experiments.methods import METHODS
-from apo_experiments.recipe import Entry, Recipe
+from apo_experiments.recipe import NOT_IN_PAPER, Entry, Recipe
 from apo_experiments.recipes import autoencoder, classification, uci
 from apo_experiments.recipes.smoke import smoke_hyper
 
@@ -55,7 +55,7 @@ def _recipe(name: str, recipe: Recipe, schedule: str = "fixed") -> Recipe:
         recipe,
         name=f"rivals-{name}",
         title=f"{recipe.title}: today's rivals",
-        paper="not in the paper",
+        paper=NOT_IN_PAPER,
         scales=scales,
         entries=entries,
         notes="Today's rivals on a task of the paper; the paper makes no claim about them.",

@@ -24,8 +24,14 @@ from apo_experiments.tasks.translation import DEFAULTS, translation
 __all__ = ["RECIPES"]
 
 _ENTRIES = (
-    # The warm-up is for the inverse-sqrt points of its grid: a fixed rate takes none.
-    Entry("SGDm", "sgdm", {"lr": 0.3, "weight_decay": 1e-4, "schedule_warmup": 4000}, grid=grids.SGDM_TRANSLATION),
+    # Of the paper's two schedules the one with a warm-up. At scale cpu, 0.3 from the first step on diverges in the
+    # first epoch; with the warm-up two seeds end at BLEU 7.9 and 4.9, and fixed rates of 0.1 and 0.03 at 4.7 and 2.1.
+    Entry(
+        "SGDm",
+        "sgdm",
+        {"lr": 0.3, "weight_decay": 1e-4, "schedule": "inverse-sqrt", "schedule_warmup": 4000},
+        grid=grids.SGDM_TRANSLATION,
+    ),
     Entry(
         "AdamW",
         "adamw",

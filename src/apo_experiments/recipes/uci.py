@@ -60,6 +60,12 @@ def _entries(table: str) -> tuple[Entry, ...]:
     )
 
 
+#: KFAC explodes within a few steps at some point of a run on Parkinsons, at smaller rates and larger damping too, and
+#: rounding decides when. Of 60 epochs, seeds that diverged at (rate, damping): (0.01, 0.01) 0 of 10 with one thread and
+#: 2 of 6 with two, (0.003, 0.01) 3 of 10, (0.01, 0.03) 3 of 10. With a bound on the length of a step in the Fisher
+#: metric, which the paper does not mention: none of 20, 6, 10 and 10, at the same losses.
+_CPU_HYPER = {"parkinsons": {"KFAC": {"kl_clip": 0.01}}}
+
 #: Options of the task for seconds.
 _SMOKE = {"data": "generated", "rows": 128, "hidden": 16, "batch_size": 32}
 
@@ -75,7 +81,7 @@ def _recipe(table: str, title: str, epochs: int, minutes: tuple[float, float]) -
         data=(table,),
         scales={
             "smoke": Scale(2, 1, 0.05, _SMOKE, smoke_hyper(entries)),
-            "cpu": Scale(epochs, 1, minutes[0]),
+            "cpu": Scale(epochs, 1, minutes[0], hyper=_CPU_HYPER.get(table, {})),
             "paper": Scale(500, 3, minutes[1]),
         },
         entries=entries,

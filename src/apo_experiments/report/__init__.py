@@ -12,15 +12,16 @@ def write(path: Path, root: Path, scale: str | None = None) -> int:
 
     Args:
         path: The file.
-        root: The folder of all runs; it may be empty.
+        root: The folder of all runs.
         scale: Only runs of this scale.
 
     Returns:
         How many recipes have results.
 
     Raises:
-        UserError: The file cannot be written, or matplotlib is missing.
+        UserError: There are no records (a page that is there stays as it is), or the file cannot be written.
     """
+    from apo_experiments.errors import UserError
     from apo_experiments.files import write_atomically
     from apo_experiments.recipes import RECIPES
     from apo_experiments.records import find
@@ -29,5 +30,9 @@ def write(path: Path, root: Path, scale: str | None = None) -> int:
 
     records = find(root, scale=scale)
     sections = [section(recipe, records) for recipe in RECIPES.values()]
+    run = sum(bool(part.parts) for part in sections)
+    if not run:
+        size = f" of scale {scale}" if scale else ""
+        raise UserError(f"There are no records{size} in {root}: run `apo run` first, or name their folder with --runs.")
     write_atomically(path, page(sections).encode(), "--out")
-    return sum(bool(part.parts) for part in sections)
+    return run

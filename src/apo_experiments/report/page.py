@@ -9,8 +9,10 @@ from datetime import datetime, timezone
 from html import escape
 from typing import Any
 
+from apo_experiments.comparable import MARK
 from apo_experiments.figures.curves import axis_name
-from apo_experiments.progress import duration
+from apo_experiments.progress import counted, duration
+from apo_experiments.recipe import NOT_IN_PAPER
 from apo_experiments.report.sections import Part, Section
 from apo_experiments.report.style import CSS
 from apo_experiments.results import figure_text, leader
@@ -36,12 +38,15 @@ def page(sections: Sequence[Section]) -> str:
 <style>{CSS}</style>
 </head>
 <body>
+<nav aria-label="Contents"><strong>Contents</strong><ul>{"".join(map(_link, sections))}</ul></nav>
 <header>
 <h1>Amortized Proximal Optimization: our runs beside the paper</h1>
 <p class="muted">{run} of {len(sections)} recipes have results; page written on {today}.</p>
 <p>Each recipe repeats a figure or table of Bae, Vicol, HaoChen and Grosse (2022). Lines and figures are means over
 seeds, bands and ranges go from the least seed to the greatest. Methods that use APO are set off by colour, the best
-mean is bold. Where our runs do not show what the paper claims, the text says so.</p>
+mean is bold. A figure of the paper in brackets belongs to another setting than ours (a larger network, more data, more
+epochs), and {MARK} marks methods that are not the paper's. Where our runs do not show what the paper claims, the text
+says so.</p>
 </header>
 <div class="overview scroll">{_overview(sections)}</div>
 <main>
@@ -52,6 +57,11 @@ mean is bold. Where our runs do not show what the paper claims, the text says so
 """
 
 
+def _link(section: Section) -> str:
+    name = escape(section.recipe.name)
+    return f"<li{'' if section.parts else ' class=muted'}><a href='#{name}'>{name}</a></li>"
+
+
 def _overview(sections: Iterable[Section]) -> str:
     rows = []
     for section in sections:
@@ -60,8 +70,8 @@ def _overview(sections: Iterable[Section]) -> str:
         if section.parts:
             part = section.parts[0]
             best, theirs = leader(recipe, part.results), leader(recipe, part.results, paper=True)
-            ours = f"{best.label} ({figure_text(best.mean)})" if best and part.scale != "smoke" else "-"
-            paper = f"{theirs.label} ({figure_text(theirs.paper)})" if theirs else "-"
+            ours = f"{best.name} {figure_text(best.mean)}" if best and part.scale != "smoke" else "-"
+            paper = f"{theirs.label} {theirs.paper_text}" if theirs else "-"
             cells += [_cell(part.scale), _cell(axis_name(recipe.metric)), _cell(ours), _cell(paper)]
         else:
             cells += ['<td colspan="4" class="muted">not run yet</td>']
@@ -72,7 +82,7 @@ def _overview(sections: Iterable[Section]) -> str:
 def _section(section: Section) -> str:
     recipe = section.recipe
     # A claim is the paper's until the runs below show it.
-    whose = "The paper's claim: " if recipe.paper != "not in the paper" else ""
+    whose = "The paper's claim: " if recipe.paper != NOT_IN_PAPER else ""
     notes = f"<p>{escape(whose + recipe.notes)}</p>" if recipe.notes else ""
     if section.parts:
         body = "".join(_part(section, part) for part in section.parts)
@@ -94,8 +104,7 @@ def _part(section: Section, part: Part) -> str:
         about = escape(f"{section.recipe.title or section.recipe.name}, scale {part.scale}")
         figure = f'<figure><img alt="{about}" src="data:image/svg+xml;base64,{data}"></figure>'
     sentences = "".join(f"<li>{escape(sentence)}</li>" for sentence in part.findings)
-    count = f"{part.others} runs" if part.others > 1 else "1 run"
-    others = f"<p class='muted'>Not shown: {count} with other settings (sweeps, --set).</p>"
+    others = f"<p class='muted'>Not shown: {counted(part.others, 'run')} with other settings (sweeps, --set).</p>"
     return f"""<h3>Scale {escape(part.scale)}</h3>
 {figure}
 <div class="scroll">{_results(section, part)}</div>
@@ -117,13 +126,13 @@ def _results(section: Section, part: Part) -> str:
     for result in part.results:
         count = str(len(result.values)) + (f", {result.diverged} diverged" if result.diverged else "")
         cells = [
-            f"<th>{escape(result.label)}</th>",
-            _number(result.mean, result is best),
+            f"<th>{escape(result.name)}</th>",
+            _number(figure_text(result.mean), result is best),
             _cell(result.spread()),
             _cell(count),
         ]
         if theirs:
-            cells.append(_number(result.paper, result is theirs))
+            cells.append(_number(result.paper_text, result is theirs))
         kind = ' class="ours"' if "apo" in section.entry(result.label).method else ""
         rows.append(f"<tr{kind}>{''.join(cells)}</tr>")
     return _table([*header, "Paper"] if theirs else header, rows, numbers=(1, 4))
@@ -169,6 +178,5 @@ def _cell(text: str) -> str:
     return f"<td>{escape(text)}</td>"
 
 
-def _number(number: float | None, best: bool) -> str:
-    text = figure_text(number)
+def _number(text: str, best: bool) -> str:
     return f'<td class="number">{f"<b class=best>{text}</b>" if best else text}</td>'

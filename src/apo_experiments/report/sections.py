@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from apo_experiments.progress import counted
 from apo_experiments.publication.compact import clean_command
 from apo_experiments.recipe import Entry, Recipe
 from apo_experiments.records import Record
@@ -131,7 +132,10 @@ def _part(recipe: Recipe, scale: str, own: Sequence[Record]) -> Part:
 
 def _swept(grids: Mapping[str, int]) -> list[str]:
     """Return a note for each entry whose value is the best of many runs."""
-    return [f"{label} was swept: shown is the best of {points} points of the grid." for label, points in grids.items()]
+    return [
+        f"{label} was swept: shown is the best of {counted(points, 'point')} of the grid."
+        for label, points in grids.items()
+    ]
 
 
 def _commands(recipe: Recipe, scale: str, records: Sequence[Record]) -> list[str]:

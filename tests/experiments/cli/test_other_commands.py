@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import subprocess
 import sys
@@ -34,8 +35,22 @@ def test_list_tells_data_that_are_here(apo, monkeypatch, tmp_path):
 
 def test_list_of_one_recipe_has_methods_grids_and_keys_for_set(apo):
     shown = apo("list", "little-mlp").out
-    for part in ("SGD: sgd  lr=0.2", "grid: lr in [0.1, 0.2]", "SGD-APO: sgd-apo", "--set takes epochs", "data, fail"):
+    for part in (
+        "SGD: sgd  lr=0.2",
+        "grid: lr in [0.1, 0.2]",
+        "SGD-APO †: sgd-apo",
+        "--set takes epochs",
+        "data, fail",
+    ):
         assert part in shown
+
+
+def test_list_of_one_recipe_says_which_scales_and_methods_are_not_the_papers(apo):
+    lines = apo("list", "little-mlp").out.splitlines()
+    notes = {line.split()[0]: below for line, below in itertools.pairwise(lines) if line.startswith("  ")}
+    assert "not the paper's setting: data generated (paper: official), 2 epochs (paper: 4)" in notes["smoke"]
+    assert "not the paper's setting: 3 epochs (paper: 4)" in notes["cpu"] and "setting" not in notes["paper"]
+    assert any("† not the paper's method" in line for line in lines)
 
 
 def test_list_of_an_unknown_recipe_is_a_user_error(apo):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.experiments.cli import registry
 
 from apo_experiments import publication, records
 from apo_experiments.publication.compact import LIMIT, path_of
@@ -80,9 +83,53 @@ def test_records_table_rows_and_figure_come_of_the_runs_and_twice_is_once(apo, a
     assert "old" not in text and text.endswith(f"{END}\n\nThe end.\n")
     assert "apo run little-mlp --scale paper --set data=generated --seeds 2 --epochs 4\n" in text
     assert (page.parent / "assets/results/little-mlp-paper.png").stat().st_size < 200_000
+    assert "Not the paper's setting, whose figures stand in brackets: data generated (paper: official)." in text
+    assert "| SGD-APO † |" in text and "† Not the paper's method: SGD-APO with the library's settings." in text
     (sgd, _) = json.loads((page.parent / "results.json").read_text())
     assert {"table": "Table 7", "row": "little-mlp", "method": "SGD", "paper": 0.5, "seeds": 2}.items() <= sgd.items()
-    assert f"| `little-mlp` | SGD | test loss | 0.5000 | {sgd['mean']:#.4g} |" in text
+    assert f"| `little-mlp` | SGD | test loss | (0.5000) | {sgd['mean']:#.4g} |" in text
+
+
+def test_a_setting_that_is_newer_than_a_record_makes_no_second_row(apo, argv, page, monkeypatch):
+    assert apo(*argv("run", *WORDS, "--seeds", "1")).code == 0 and apo("publish").code == 0
+    before = json.loads((page.parent / "results.json").read_text())
+    known = sorted(Path("results").rglob("*.json"))
+    sgd = registry.METHODS["sgd"]
+    newer = replace(sgd, defaults={**sgd.defaults, "neutral": 0.0})
+    monkeypatch.setitem(sys.modules["apo_experiments.methods"].METHODS, "sgd", newer)
+    usual = registry.plan
+
+    def plan(*arguments, **named):
+        runs = usual(*arguments, **named)
+        return [replace(run, hyper={**run.hyper, "neutral": 0.0}) if run.method == "sgd" else run for run in runs]
+
+    monkeypatch.setattr(sys.modules["apo_experiments.recipes"], "plan", plan)
+    assert apo(*argv("run", *WORDS, "--seeds", "2")).code == 0  # seed 0 again, in another folder, and seed 1
+    done = apo("publish")
+    assert "little-mlp: 5 runs (3 there already, kept)" in done.out
+    assert set(known) < set(Path("results").rglob("*.json")) and len(list(Path("results").rglob("*.json"))) == 4
+    after = json.loads((page.parent / "results.json").read_text())
+    assert [(row["method"], row["settings"], row["seeds"]) for row in after] == [
+        (row["method"], row["settings"], 2) for row in before
+    ]
+
+
+def test_committed_records_stay(apo, argv, page):
+    assert apo(*argv("run", *WORDS, "--seeds", "1")).code == 0 and apo("publish").code == 0
+    path = next(Path("results").rglob("*.json"))
+    path.write_text(path.read_text().replace('"hardware": {', '"hardware": {"note": "committed", '))
+    done = apo("publish")
+    assert done.code == 0 and "there already, kept" in done.out and '"note": "committed"' in path.read_text()
+
+
+def test_outside_a_clone_it_refuses_or_says_what_it_left_out(apo, argv):
+    assert apo(*argv("run", *WORDS, "--seeds", "1")).code == 0
+    refused = apo("publish")
+    assert refused.code == 2 and "There is no docs/results.md here: run it in a clone" in refused.err
+    assert not Path("results").exists()
+    done = apo("publish", "--to", "compact")
+    assert done.code == 0 and "There is no docs/results.md, so only compact was written" in done.out
+    assert list(Path("compact").rglob("*.json")) and not Path("docs").exists()
 
 
 def test_without_records_the_page_says_so(apo, page):

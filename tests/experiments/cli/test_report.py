@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from tests import browser
 from tests.experiments.cli import registry
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 class Structure(HTMLParser):
@@ -55,12 +53,23 @@ def page(apo, *words: str) -> Structure:
     return Structure(Path("report.html").read_text())
 
 
-def test_every_recipe_appears_even_without_records(apo, registries):
+def test_without_records_a_page_that_is_there_stays(apo):
+    Path("report.html").write_text("a good page")
+    Path("empty").mkdir()
+    done = apo("report", "--runs", "empty", "--out", "report.html")
+    assert done.code == 2 and "There are no records in empty: run `apo run` first" in done.err
+    apo("run", "little-mlp", "--scale", "smoke")
+    assert "no records of scale paper" in apo("report", "--scale", "paper", "--out", "report.html").err
+    assert Path("report.html").read_text() == "a good page"
+
+
+def test_recipes_without_records_appear_with_their_commands(apo, registries):
+    apo("run", "little-mlp", "--scale", "smoke")
     shown = page(apo)
     assert shown.identifiers == set(registries)
     assert {link.removeprefix("#") for link in shown.links} == set(registries)
-    assert shown.text.count("Not run yet. To run it") == len(registries)
-    assert "apo run little-mlp --scale cpu" in shown.text
+    assert shown.text.count("Not run yet. To run it") == len(registries) - 1
+    assert "apo run other-task --scale cpu" in shown.text
 
 
 def test_a_recipe_that_was_run_has_figure_table_settings_origin_and_command(apo, registries):
@@ -99,7 +108,17 @@ def test_what_falls_short_of_the_paper_is_said(apo, registries):
     apo("run", "little-mlp", "--scale", "paper")
     shown = page(apo)
     assert "SGD-APO falls short of the paper" in shown.text and "SGD falls short" not in shown.text
-    assert "in the paper: SGD-APO with -1.000" in shown.text
+    assert "in the paper: SGD-APO with -1.000" in shown.text and "Not the paper's setting" not in shown.text
+    assert "† Not the paper's method: SGD-APO with the library's settings." in shown.text
+
+
+def test_a_smaller_setting_is_said_and_not_compared_with_the_paper(apo, registries):
+    scales = {"cpu": registry.Scale(1, 1, 0.1, {"start": "small"}), "paper": registry.Scale(4, 1, 0.1)}
+    registries["little-mlp"] = registry.recipe("little-mlp", scales=scales)
+    apo("run", "little-mlp", "--scale", "cpu")
+    shown = page(apo).text
+    assert "Not the paper's setting, whose figures stand in brackets: start small (paper: all)" in shown
+    assert "(0.2500)" in shown and "; in the paper:" not in shown and "falls short" not in shown
 
 
 def test_other_settings_are_counted_but_not_mixed_in(apo):
@@ -164,9 +183,7 @@ def test_unwritable_page_is_one_sentence(apo):
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_shows_the_page(apo, tmp_path, scheme):
-    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-    if browser is None:
-        pytest.skip("no Chromium here")
+    program = browser.browser()
     apo("run", "all", "--scale", "smoke", "--seeds", "2")
     page(apo)
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
@@ -174,7 +191,7 @@ def test_a_browser_shows_the_page(apo, tmp_path, scheme):
     picture = tmp_path / "page.png"
     done = subprocess.run(
         [
-            browser,
+            program,
             *options,
             *dark,
             f"--user-data-dir={tmp_path / 'profile'}",
@@ -192,6 +209,22 @@ def test_a_browser_shows_the_page(apo, tmp_path, scheme):
     ground = max(set(shades), key=shades.count)
     assert ground > 200 if scheme == "light" else ground < 60
     assert 0.005 < sum(abs(shade - ground) > 60 for shade in shades) / len(shades) < 0.5
+
+
+@pytest.mark.slow
+def test_every_table_can_be_seen_at_every_width_and_the_contents_stand_beside_the_text(apo, registries, tmp_path):
+    browser.browser()
+    long = "a long name of a method that needs much of the width of a small window"
+    entries = tuple(registry.Entry(f"{long} {number}", "sgd", paper=0.5) for number in range(3))
+    registries["little-mlp"] = registry.recipe("little-mlp", entries=entries)
+    apo("run", "all", "--scale", "smoke", "--seeds", "2")
+    page(apo)
+    for dark in (False, True):
+        for shown in browser.measure(tmp_path, ["report.html"], tmp_path / f"profile-{dark}", dark):
+            assert shown["content"] <= shown["window"] == shown["width"], shown
+            assert len(shown["tables"]) > 3 and "is cut off" not in shown["tables"], shown
+            assert shown["contents"] == (shown["width"] == 1400), shown
+            assert shown["filter"].startswith("invert") == dark, shown
 
 
 def darkness(picture: Path) -> list[int]:

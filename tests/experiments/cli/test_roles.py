@@ -41,7 +41,7 @@ def test_a_run_that_a_sweep_has_trained_is_a_result_once_apo_run_asks_for_it(apo
     assert not is_swept(best) and is_trial(best) and chosen_by(best)["points"] == 2
     assert is_swept(other) and chosen_by(other) is None
     assert current(registries["little-mlp"], "paper", [best, other]) == [best]
-    assert "little-mlp: 1 run, and " in apo("publish").out
+    assert "little-mlp: 1 run, and " in apo("publish", "--to", "results").out
     (compact,) = publication.find(Path("results"))
     assert compact.header["command"] == ["apo", "run", *WORDS] and compact.header["chosen_by"]["points"] == 2
     assert len(Path("results/little-mlp/paper/tuning.jsonl").read_text().splitlines()) == 2

@@ -1,4 +1,4 @@
-"""The real files, where they are: set APO_DATA to run these checks of counts and channel means."""
+"""The real files, where they are: set APO_DATA to run these checks of counts, channel means and defaults."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import torch
 
 from apo_experiments.data import images, tables, text
 from apo_experiments.data.locate import is_present
+from apo_experiments.recipes import RECIPES, plan
+from apo_experiments.train import train
 
 pytestmark = pytest.mark.skipif(not os.environ.get("APO_DATA"), reason="APO_DATA is not set")
 
@@ -51,6 +53,15 @@ def test_multi30k_has_its_published_counts() -> None:
     present("multi30k")
     loaded = text.load("multi30k")
     assert [len(split) for split in (loaded.train, loaded.valid, loaded.test)] == [29_000, 1_014, 1_000]
+
+
+@pytest.mark.slow
+def test_sgdm_on_translation_survives_its_first_epoch(tmp_path) -> None:
+    """At a fixed rate of 0.3, its former default, the loss was nan before the epoch's end."""
+    present("multi30k")
+    (config,) = plan(RECIPES["translation"], "cpu", ["SGDm"], overrides={"epochs": 1})
+    record = train(config, root=tmp_path)
+    assert record.summary is not None and not record.summary["diverged"]
 
 
 def test_tatoeba_is_complete_and_no_sentence_is_in_two_splits() -> None:

@@ -12,6 +12,7 @@ from apo_experiments import figures
 from apo_experiments.figures.bands import draw_band
 from apo_experiments.figures.style import COLOURS, grid
 from apo_experiments.recipe import Entry
+from apo_experiments.renamed import rates_of_today
 
 SGD, ADAM, APO = Entry("SGDm", "sgdm", paper=75.7), Entry("Adam", "adam"), Entry("SGDm-APO", "sgdm-apo", paper=77.4)
 RECIPE = made_up.recipe([SGD, ADAM, APO])
@@ -98,6 +99,17 @@ def test_bars_show_seeds_mean_and_the_paper():
     assert [text.get_text() for text in axes.texts] == ["diverged"]
 
 
+def test_the_rate_of_a_preconditioner_is_not_its_lr():
+    entry = Entry("APO-Precond", "apo-precond", {"lr": 1.0, "scale": 0.9})
+    rows = [{"kind": "row", "epoch": e, "train_loss": 1.0, "rate": 1.0, "apo/P/mean": 0.1 * e} for e in (1, 2)]
+    before = made_up.record(entry, 0, rows, {"test_accuracy": 75.0})
+    old = replace(before, rows=rates_of_today(before.rows, entry.hyper))
+    figure = figures.draw(made_up.recipe([entry]), [old], "curves")
+    axes = figure.axes[-1]
+    assert axes.get_ylabel() == "learning rate or mean of P"
+    assert list(axes.get_lines()[0].get_ydata()) == pytest.approx([0.09, 0.18])
+
+
 def test_ablation_has_a_row_for_each_option_that_differs():
     entries = [
         Entry("base", "apo-precond", {"fsd_weight": 0.1, "wsd_weight": 0.0, "lr": 1.0}),
@@ -112,6 +124,22 @@ def test_ablation_has_a_row_for_each_option_that_differs():
     assert [axes.get_xlabel() for axes in finals] == ["fsd weight", "wsd weight"]
     ticks = [[text.get_text() for text in axes.get_xticklabels()] for axes in finals]
     assert ticks == [["0.01", "0.1", "1.0"], ["0.0", "1.0"]]  # by size, and only what differs in this option alone
+
+
+def test_ablation_of_two_series_shows_both():
+    entries = [
+        Entry(f"{preset} {lr}", "sgdm-apo", {"preset": preset, "lr": lr})
+        for preset in ("default", "paper")
+        for lr in (1e-6, 1e-3, 1.0)
+    ]
+    runs = [made_up.training(entry, 0) for entry in entries]
+    figure = figures.draw(made_up.recipe(entries, figure="ablation"), runs)
+    legends = [{text.get_text() for text in axes.get_legend().get_texts()} for axes in figure.axes[::3]]
+    assert legends == [
+        {"default 1e-06", "paper 1e-06"},
+        {f"default {lr}" for lr in (1e-6, 1e-3, 1.0)},
+        {f"paper {lr}" for lr in (1e-6, 1e-3, 1.0)},
+    ]
 
 
 def test_ablation_of_options_that_change_together_shows_all_entries():

@@ -163,7 +163,20 @@ def test_meta_rate_of_the_preconditioner_follows_its_own_schedule():
         rates.append(stepper.tuner.rule.meta_optimizer.param_groups[0]["lr"])  # type: ignore[attr-defined]
         take_steps(stepper, task, 1)
     assert rates[0] == rates[29] == 1e-3 and rates[30] == rates[59] == pytest.approx(1e-4)
-    assert stepper.rate() == 1.0  # the rate itself stays
+    assert stepper.tuner.optimizer.param_groups[0]["lr"] == 1.0  # type: ignore[attr-defined]  # the rate itself stays
+
+
+def test_the_rate_of_a_preconditioner_is_what_it_does_to_the_gradient():
+    task = classification()
+    overrides = {"lr": 0.3, "scale": 0.5, "interval": 1, "warmup_steps": 2, "warmup_lr": 0.02, "guard": False}
+    stepper = build("apo-precond", task, overrides | {"meta_lr": 0.03})
+    assert stepper.rate() == 0.02  # the warm-up moves the weights
+    take_steps(stepper, task, 30)
+    blocks = stepper.tuner.optimizer.to_dense()  # type: ignore[attr-defined]
+    mean = sum(float(block.trace()) / len(block) for block in blocks.values()) / len(blocks)
+    assert mean != pytest.approx(0.3, rel=0.1)  # it has learned something
+    assert stepper.rate() == pytest.approx(0.5 * mean, rel=0.1)  # which the last meta-step has changed a little
+    assert stepper.telemetry()["apo/lr"] == 0.3
 
 
 def test_wide_factors_learn_more_slowly_if_asked_to():
