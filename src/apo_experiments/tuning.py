@@ -1,6 +1,6 @@
-"""The hyperparameters that sweeps have found, from the records of their runs.
+"""The hyperparameters that sweeps have found, from the records of their runs or from their database.
 
-The records of several sweeps over parts of a grid count together, wherever they were made.
+The results of several sweeps over parts of a grid count together, wherever they were made.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from apo_experiments.roles import is_trial, trial_command
 from apo_experiments.sweep.grid import holds_out, judging_metric
 from apo_experiments.swept import judgement
 
-__all__ = ["Choice", "choose", "varied"]
+__all__ = ["Choice", "choose", "storage_of", "varied"]
 
 #: How numbers are computed does not make one run a worse judge of another.
 _COMPUTATION = {"validation", "precision", "cuda_graph", "channels_last", "tf32", "cudnn_benchmark"}
@@ -38,7 +38,9 @@ class Choice:
     origin: dict[str, Any]
 
 
-def choose(recipe: Recipe, label: str, scale: str, records: Sequence[Record], options: Mapping[str, Any]) -> Choice:
+def choose(
+    recipe: Recipe, label: str, scale: str, records: Sequence[Record], options: Mapping[str, Any], where: str = ""
+) -> Choice:
     """Choose by the metric on validation data, if the task can hold some out.
 
     The runs with the most epochs decide: a longer sweep over the best points of a short one replaces it.
@@ -49,6 +51,7 @@ def choose(recipe: Recipe, label: str, scale: str, records: Sequence[Record], op
         scale: The scale of the sweep.
         records: All records.
         options: Options of the task of the planned runs; runs with others do not count.
+        where: Where the records are, for the message.
 
     Raises:
         UserError: Nothing that fits was tried, or all of it diverged.
@@ -68,14 +71,16 @@ def choose(recipe: Recipe, label: str, scale: str, records: Sequence[Record], op
     groups: dict[str, list[Record]] = {}
     for record in tried:
         if record.config.epochs == longest:
-            groups.setdefault(_key(record), []).append(record)
+            key = {key: value for key, value in record.config.hyper.items() if key not in _COMPUTATION}
+            groups.setdefault(json.dumps(key, sort_keys=True, default=str), []).append(record)
     judged = [(judgement(recipe, group), group) for group in groups.values()]
     judged = [(figure, group) for figure, group in judged if math.isfinite(figure)]
     if not judged:
         what = "all that was tried diverged" if groups else "nothing was tried"
         raise UserError(
-            f"--best finds no settings for {label} of {recipe.name} at scale {scale}, since {what} with the options of "
-            f"these runs: run `apo sweep {recipe.name} --scale {scale} --method {label}` first."
+            f"--best finds no settings for {label} of {recipe.name} at scale {scale}{where and f' in {where}'}, since "
+            f"{what} with the options of these runs: run `apo sweep {recipe.name} --scale {scale} --method {label}` "
+            "first, or name the database of a sweep with --storage."
         )
     best = min if recipe.goal == "min" else max
     figure, group = best(judged, key=lambda pair: pair[0])
@@ -88,11 +93,22 @@ def choose(recipe: Recipe, label: str, scale: str, records: Sequence[Record], op
         "value": figure,
         "epochs": longest,
         "points": len(groups),
-        "seeds": len(group),
+        "seeds": sum(record.header.get("seeds", 1) for record in group),
         "hyper": {key: hyper[key] for key in axes if key in hyper},
         "commands": [json.loads(command) for command in commands],
     }
     return Choice(hyper, origin)
+
+
+def storage_of(recipe: Recipe, label: str, scale: str, records: Sequence[Record]) -> str | None:
+    """Return the database of the newest sweep of an entry, if its command named one; passwords are not in records."""
+    key = (recipe.name, label, scale)
+    swept = [r for r in records if (r.config.recipe, r.config.label, r.config.scale) == key and is_trial(r)]
+    newest = trial_command(max(swept, key=lambda record: str(record.header.get("started", "")))) if swept else []
+    for word, following in zip(newest, [*newest[1:], ""], strict=False):
+        if word == "--storage" or word.startswith("--storage="):
+            return word.partition("=")[2] or following
+    return None
 
 
 def varied(settings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -117,8 +133,3 @@ def _counts(recipe: Recipe, label: str, scale: str, record: Record, options: Map
         return False
     shared = (options.keys() & config.options.keys()) - _COMPUTATION - {"model", "dataset"}
     return all(json.dumps(options[key], default=str) == json.dumps(config.options[key], default=str) for key in shared)
-
-
-def _key(record: Record) -> str:
-    hyper = {key: value for key, value in record.config.hyper.items() if key not in _COMPUTATION}
-    return json.dumps(hyper, sort_keys=True, default=str)

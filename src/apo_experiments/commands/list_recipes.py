@@ -64,11 +64,9 @@ def _time(minutes: float) -> str:
 
 
 def _data(recipe: Recipe, data_dir: Path | None) -> str:
-    from apo_experiments.data.locate import is_present
+    from apo_experiments.data.locate import state
 
-    if not recipe.data:
-        return "none needed"
-    return ", ".join(f"{name} ({'here' if is_present(name, data_dir) else 'missing'})" for name in recipe.data)
+    return ", ".join(f"{name} ({state(name, data_dir)})" for name in recipe.data) or "none needed"
 
 
 def _details(recipe: Recipe, data_dir: Path | None) -> str:

@@ -32,15 +32,14 @@ def fetch(name: str, data_dir: str | Path | None = None, report: Callable[[str],
 
     Raises:
         UserError: If it cannot be downloaded, does not have its checksum, or the disk is full.
-
-    Example:
-        >>> fetch("iwslt14", "no/such/folder")
-        Traceback (most recent call last):
-        apo_experiments.errors.UserError: The data set iwslt14 cannot be downloaded by a program: take the ...
     """
     entry, root = dataset(name), directory(data_dir)
     files = {file.path: file for file in entry.files}
-    wanted = [source for source in entry.sources if _incomplete(source, files, root)]
+    wanted = [
+        source
+        for source in entry.sources
+        if any(integrity.problem(files[path], root / path) for _, path in source.files)
+    ]
     if not wanted and not verify(name, root):
         report(f"{name}: already in {root}")
         return
@@ -63,14 +62,6 @@ def verify(name: str, data_dir: str | Path | None = None) -> list[str]:
 
     Sizes and checksums are compared if the registry has them; for files without a checksum the loader is run,
     which verifies their structure.
-
-    Args:
-        name: The data set.
-        data_dir: Its folder; None as in :func:`apo_experiments.data.locate.directory`.
-
-    Example:
-        >>> verify("protein", "no/such/folder")
-        ['no...CASP.csv is missing']
     """
     entry, root = dataset(name), directory(data_dir)
     problems = [integrity.problem(file, root / file.path) for file in entry.files]
@@ -90,10 +81,6 @@ def _structure(entry: Dataset, root: Path) -> list[str]:
     except UserError as error:
         return [str(error).rstrip(".")]
     return []
-
-
-def _incomplete(source: Source, files: dict[str, DataFile], root: Path) -> bool:
-    return any(integrity.problem(files[path], root / path) for _, path in source.files)
 
 
 def _fetch_source(

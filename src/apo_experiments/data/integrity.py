@@ -20,17 +20,6 @@ def digest(path: Path, checksum: Checksum) -> str:
     """Return the digest of a file (or of what a gzip file unpacks to) by the algorithm that ``checksum`` names.
 
     A file that has not changed since is not read twice by one process: a sweep loads its data once per trial.
-
-    Raises:
-        OSError: If the file cannot be read, also as :class:`gzip.BadGzipFile`.
-        EOFError: If a gzip file is cut short.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "a.txt"
-        >>> _ = path.write_bytes(b"abc")
-        >>> digest(path, Checksum("", "md5"))
-        '900150983cd24fb0d6963f7d28e17f72'
     """
     stat = os.stat(path)
     return _digest(str(path), checksum.algorithm, checksum.of_content, stat.st_size, stat.st_mtime_ns)
@@ -49,16 +38,7 @@ def _digest(path: str, algorithm: str, of_content: bool, size: int, modified: in
 
 
 def problem(file: DataFile, path: Path) -> str | None:
-    """Return what is wrong with a file on disk, beginning with its path, or None.
-
-    Args:
-        file: The official file.
-        path: Where it is.
-
-    Example:
-        >>> problem(DataFile("a.csv"), Path("no/such/a.csv")).replace(os.sep, "/")
-        'no/such/a.csv is missing'
-    """
+    """Return what is wrong with a file on disk, beginning with its path, or None."""
     if not path.is_file():
         return f"{path} is missing"
     try:

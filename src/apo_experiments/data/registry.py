@@ -17,13 +17,7 @@ __all__ = ["Checksum", "DataFile", "Dataset", "Source", "DATASETS", "dataset"]
 
 @dataclass(frozen=True)
 class Checksum:
-    """A digest that a file must have.
-
-    Attributes:
-        digest: Hexadecimal.
-        algorithm: A name in :mod:`hashlib`.
-        of_content: Whether it is the digest of what a gzip file unpacks to.
-    """
+    """A digest that a file must have, or if ``of_content`` what a gzip file unpacks to; algorithms of hashlib."""
 
     digest: str
     algorithm: str = "sha256"
@@ -32,13 +26,7 @@ class Checksum:
 
 @dataclass(frozen=True)
 class DataFile:
-    """One official file.
-
-    Attributes:
-        path: Relative to the data directory, with forward slashes.
-        size: Exact number of bytes, or None where it varies.
-        checksum: Its checksum, or None where only its structure can be verified.
-    """
+    """One official file: its path in the data directory, its bytes unless they vary, its checksum if there is one."""
 
     path: str
     size: int | None = None
@@ -295,37 +283,15 @@ IWSLT14 = Dataset(
 #: All data sets by name.
 DATASETS: dict[str, Dataset] = {
     entry.name: entry
-    for entry in (
-        MNIST,
-        FASHION_MNIST,
-        CIFAR10,
-        CIFAR100,
-        SVHN,
-        SLICE,
-        PROTEIN,
-        PARKINSONS,
-        MULTI30K,
-        TATOEBA,
-        IWSLT14,
-    )
+    for entry in (MNIST, FASHION_MNIST, CIFAR10, CIFAR100, SVHN, SLICE, PROTEIN, PARKINSONS, MULTI30K, TATOEBA, IWSLT14)
 }
 
 
 def dataset(name: str) -> Dataset:
     """Return the data set of that name.
 
-    Args:
-        name: A key of :data:`DATASETS`.
-
     Raises:
         UserError: If there is none; the message suggests similar names or lists all.
-
-    Example:
-        >>> dataset("protein").files[0].path
-        'uci/CASP.csv'
-        >>> dataset("cifar-10")
-        Traceback (most recent call last):
-        apo_experiments.errors.UserError: There is no data set 'cifar-10'; did you mean cifar10 or cifar100?
     """
     if name in DATASETS:
         return DATASETS[name]

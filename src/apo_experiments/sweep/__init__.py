@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from apo_experiments.errors import UserError
 from apo_experiments.listeners import Listener, Silence
 from apo_experiments.recipe import Recipe
-from apo_experiments.sweep.database import address, has_study, import_optuna, open_database, reachable
-from apo_experiments.sweep.grid import searches
-from apo_experiments.sweep.ledger import Ledger
-from apo_experiments.sweep.worker import Order, ledgers, work
+from apo_experiments.records import Record
+from apo_experiments.runs import RunConfig
+from apo_experiments.sweep.database import address, exists, import_optuna, open_database, reachable
+from apo_experiments.sweep.ledger import as_records
+from apo_experiments.sweep.worker import Order, ledgers, work, work_in_processes
 
-__all__ = ["best", "run"]
+__all__ = ["run", "tried"]
 
 
 def run(
@@ -29,6 +30,8 @@ def run(
     data_dir: Path | None = None,
     device: str = "cpu",
     listener: Listener | None = None,
+    lanes: Callable[[], Listener] | None = None,
+    expect: Callable[[Sequence[RunConfig]], None] | None = None,
     jobs: int = 1,
     overrides: Mapping[str, Any] | None = None,
     grid: Mapping[str, Sequence[Any]] | None = None,
@@ -51,6 +54,8 @@ def run(
         data_dir: The folder of the data sets.
         device: Where to train.
         listener: Receives the progress of the runs.
+        lanes: Gives each of several workers a listener; the same for all by default.
+        expect: Is told which runs have no result yet.
         jobs: How many processes work here.
         overrides: Options of the task, hyperparameters or ``epochs`` that are set for all points; a key that is set is
             not searched.
@@ -66,20 +71,11 @@ def run(
     Raises:
         UserError: The sweep cannot be run; the message says what to do.
         KeyboardInterrupt: It was interrupted, or time is up; the same call resumes it.
-
-    Example:
-        >>> import tempfile
-        >>> from apo_experiments.recipes import RECIPES
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     rows = run(RECIPES["rosenbrock"], None, "smoke", trials=1, root=Path(folder))
-        >>> rows[0]["outcome"]
-        'finished'
     """
     import_optuna()
     for name, number in (("trials", trials), ("seeds", seeds), ("jobs", jobs)):
         if number is not None and number < 1:
             raise UserError(f"{name} was {number}: it must be at least 1.")
-    listener = listener or Silence()
     order = Order(
         recipe.name,
         labels,
@@ -96,63 +92,31 @@ def run(
         deadline,
     )
     books = ledgers(order, recipe)  # before any process is started, so that errors show at once
-    if jobs == 1:
-        work(order, books, listener)
-    else:
-        from apo_experiments.sweep.jobs import work_in_processes
-
-        work_in_processes(order, jobs, listener)
+    shown = listener or Silence()
     with reachable(order.storage):
+        if expect is not None:
+            expect([run for book in books for i in sorted(book.unfinished()) for run in book.points[i].configs])
+        if jobs == 1:
+            work(order, books, shown)
+        else:
+            work_in_processes(order, jobs, lanes or (lambda: shown))
         return [row for book in books for row in book.rows()]
 
 
-def best(
-    recipe: Recipe,
-    label: str,
-    scale: str,
-    storage: str | None = None,
-    *,
-    root: Path = Path("runs"),
-    seeds: int = 1,
-    overrides: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Return the best point that a sweep has found so far.
+def tried(recipe: Recipe, scale: str, storage: str, root: Path = Path("runs")) -> list[Record]:
+    """Return what all sweeps of a recipe in a database have found, as records without curves, one for each point.
 
     Args:
         recipe: The recipe.
-        label: Label of the entry.
         scale: The scale of the runs.
-        storage: As for :func:`run`, and so are the others.
+        storage: As for :func:`run`.
         root: The folder of all runs.
-        seeds: How many runs judge a point.
-        overrides: What is set for all points.
-
-    Returns:
-        Its row, as from :func:`run`; ``hyper`` has the hyperparameters.
 
     Raises:
-        UserError: The sweep has not been run.
-
-    Example:
-        >>> import tempfile
-        >>> from apo_experiments.recipes import RECIPES
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     best(RECIPES["rosenbrock"], "SGD", "smoke", root=Path(folder))
-        Traceback (most recent call last):
-        ...
-        apo_experiments.errors.UserError: no point of SGD in rosenbrock has been tried at scale smoke: run `apo sweep
-        rosenbrock --scale smoke --method SGD` first.
+        UserError: The database cannot be reached.
     """
     url = address(storage, Path(root))
-    (search,) = searches(recipe, [label], scale, seeds=seeds, overrides=overrides)
-    rows = []
-    if has_study(url, search.name):  # checked first, because opening would create an empty study
-        book = Ledger(search, open_database(url))
-        with reachable(url):
-            rows = [row for row in book.rows() if row["outcome"] == "finished"]
-    if not rows:
-        raise UserError(
-            f"no point of {label} in {recipe.name} has been tried at scale {scale}: run `apo sweep {recipe.name} "
-            f"--scale {scale} --method {label}` first."
-        )
-    return rows[0]
+    if not exists(url):  # opening would create it
+        return []
+    with reachable(url):
+        return as_records(open_database(url), recipe.name, scale)

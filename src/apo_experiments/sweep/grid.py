@@ -21,16 +21,7 @@ __all__ = ["Point", "Search", "coarse_to_fine", "holds_out", "judging_metric", "
 
 @dataclass(frozen=True)
 class Point:
-    """One point of a grid.
-
-    Attributes:
-        hyper: Its coordinates: one value for each key of the grid.
-        configs: The runs that judge it, one per seed.
-
-    Example:
-        >>> str(Point({"lr": 0.1, "damping": 0.01}, ()))
-        'lr=0.1, damping=0.01'
-    """
+    """One point of a grid: a value for each key, and the runs that judge it, one per seed."""
 
     hyper: Mapping[str, Any]
     configs: tuple[RunConfig, ...]
@@ -41,15 +32,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Search:
-    """The grid of one entry of a recipe.
-
-    Attributes:
-        recipe: The recipe.
-        label: Label of its entry.
-        scale: The scale of the runs.
-        axes: The values of each key.
-        points: All combinations, in the order in which they are tried.
-    """
+    """The grid of one entry of a recipe: the values of each key, and all points in the order of trying them."""
 
     recipe: Recipe
     label: str

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.experiments.cli import registry
 
-from apo_experiments.data.registry import DATASETS, DataFile, Dataset
+from apo_experiments.data.registry import DATASETS, Checksum, DataFile, Dataset
 
 
 def test_list_names_every_recipe_with_its_place_in_the_paper_data_and_times(apo, registries):
@@ -30,6 +30,17 @@ def test_list_tells_data_that_are_here(apo, monkeypatch, tmp_path):
     (tmp_path / "data" / "a.csv").write_text("1,2")
     assert "protein (here)" in apo("list").out
     assert "protein (missing)" in apo("list", "--data-dir", "elsewhere").out
+
+
+def test_data_list_tells_damaged_files_from_missing_ones_and_from_sound_ones(apo, monkeypatch, tmp_path):
+    official = DataFile("a.csv", 3, Checksum("900150983cd24fb0d6963f7d28e17f72", "md5"))
+    monkeypatch.setitem(DATASETS, "protein", Dataset("protein", "", "tables", (official,), (), "", ""))
+    (tmp_path / "data").mkdir()
+    assert "protein  missing" in apo("data", "list", "protein").out
+    for content, word in ((b"abc", "here"), (b"ab", "damaged"), (b"abd", "damaged")):
+        (tmp_path / "data" / "a.csv").write_bytes(content)
+        shown = apo("data", "list", "protein").out
+        assert f"protein  {word}" in shown and ("apo data verify" in shown) == (word == "damaged")
 
 
 def test_list_of_one_recipe_has_methods_grids_and_keys_for_set(apo):

@@ -30,16 +30,17 @@ def test_missing_data_are_one_sentence_with_place_and_remedy(tmp_path: Path) -> 
     assert "apo data fetch" not in str(error.value), "it cannot be fetched"
 
 
-def test_presence_needs_all_files_at_their_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not locate.is_present("mnist", tmp_path)
+def test_data_are_here_missing_incomplete_or_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert locate.state("mnist", tmp_path) == "missing"
     write_mnist(tmp_path)
-    assert locate.is_present("mnist", tmp_path)
+    assert locate.state("mnist", tmp_path) == "here"
+    assert locate.state("mnist", tmp_path, thorough=True) == "damaged", "these are not the official images"
     (tmp_path / "mnist/t10k-labels-idx1-ubyte.gz").unlink()
-    assert not locate.is_present("mnist", tmp_path)
+    assert locate.state("mnist", tmp_path) == "incomplete"
     write(tmp_path / "uci/CASP.csv", b"short")
-    assert not locate.is_present("protein", tmp_path)
+    assert locate.state("protein", tmp_path) == locate.state("protein", tmp_path, thorough=True) == "damaged"
     accept_small_files(monkeypatch, "protein")
-    assert locate.is_present("protein", tmp_path)
+    assert locate.state("protein", tmp_path) == locate.state("protein", tmp_path, thorough=True) == "here"
 
 
 def test_truncated_corrupted_and_empty_files_are_told_apart(tmp_path: Path) -> None:
