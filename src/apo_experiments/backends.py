@@ -21,9 +21,6 @@ def configure(device: torch.device, options: Mapping[str, Any]) -> None:
     Args:
         device: Where a run computes.
         options: Options of its task; what is not among them is as in :data:`BACKENDS`.
-
-    Example:
-        >>> configure(torch.device("cpu"), {"tf32": True})
     """
     if device.type != "cuda":
         return
@@ -35,12 +32,7 @@ def configure(device: torch.device, options: Mapping[str, Any]) -> None:
 
 
 def described(device: torch.device) -> dict[str, bool]:
-    """Return the switches as they are, for records.
-
-    Example:
-        >>> described(torch.device("cpu"))
-        {}
-    """
+    """Return the switches as they are, for records."""
     if device.type != "cuda":
         return {}
     tf32 = all(getattr(owner, name) == on for owner, name, on, _ in _tf32_switches())

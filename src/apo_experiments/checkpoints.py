@@ -26,14 +26,6 @@ class Checkpoint:
     Args:
         directory: The run's folder.
         every_seconds: How much work a crash may cost. Slow saves are made less often.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     checkpoint = Checkpoint(Path(folder))
-        ...     checkpoint.save({"step": 3, "weights": torch.ones(2)})
-        ...     checkpoint.load(torch.device("cpu"))
-        {'step': 3, 'weights': tensor([1., 1.])}
     """
 
     def __init__(self, directory: Path, every_seconds: float = 60.0) -> None:
@@ -46,11 +38,7 @@ class Checkpoint:
         return time.monotonic() >= self._next
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Replace the checkpoint by ``state``, plain data and tensors.
-
-        Raises:
-            UserError: It cannot be written; the previous checkpoint is kept.
-        """
+        """Replace the checkpoint by ``state``, plain data and tensors."""
         began = time.monotonic()
         # Through memory: torch's own writer reports a full disk in many ways, a plain write in one.
         buffer = io.BytesIO()
@@ -63,9 +51,6 @@ class Checkpoint:
         """Return what was saved, or None if nothing was.
 
         Tensors saved on the CPU stay there (such as an optimizer's step counts); those from a GPU move to ``device``.
-
-        Raises:
-            UserError: The file is damaged.
         """
         if not self.path.exists():
             return None

@@ -17,11 +17,6 @@ class CompiledNetwork(nn.Module):
     Args:
         network: The network.
         backend: Of ``torch.compile``.
-
-    Example:
-        >>> network = CompiledNetwork(nn.Linear(2, 1), backend="eager")
-        >>> network(torch.ones(3, 2)).shape
-        torch.Size([3, 1])
     """
 
     def __init__(self, network: nn.Module, backend: str = "inductor") -> None:

@@ -40,11 +40,7 @@ def try_lock(handle: int) -> bool | None:
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Lock the run in ``directory``, which is created if necessary, against other processes.
-
-    Raises:
-        UserError: Another process holds it.
-    """
+    """Lock the run in ``directory``, which is created if necessary, against other processes."""
     path = directory / "lock"
     with explained(path):
         directory.mkdir(parents=True, exist_ok=True)

@@ -44,11 +44,6 @@ class Record:
         header: Its first line: command, commit, versions, hardware, start.
         rows: Its curve.
         summary: Its last line, or None while it is unfinished.
-
-    Example:
-        >>> config = RunConfig("rosenbrock", "SGD", "sgd", "smoke", seed=0, epochs=1)
-        >>> Record(config, {}, [], None).finished
-        False
     """
 
     config: RunConfig
@@ -70,21 +65,6 @@ class RecordWriter:
         directory: The run's folder.
         config: What identifies the run.
         chosen_by: How its hyperparameters were chosen, for the header.
-
-    Raises:
-        UserError: The record cannot be written.
-
-    Example:
-        >>> import tempfile
-        >>> config = RunConfig("rosenbrock", "SGD", "sgd", "smoke", seed=0, epochs=1)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     writer = RecordWriter(Path(folder), config)
-        ...     writer.append({"step": 10, "train_loss": 0.5}, {"step": 20, "train_loss": math.inf})
-        ...     kept = writer.truncate_to(10)
-        ...     writer.finish({"metrics": {"train_loss": 0.5}})
-        ...     record = read(Path(folder) / NAME)
-        >>> record.rows, record.summary["metrics"]
-        ([{'kind': 'row', 'step': 10, 'train_loss': 0.5}], {'train_loss': 0.5})
     """
 
     def __init__(self, directory: Path, config: RunConfig, chosen_by: Mapping[str, Any] | None = None) -> None:
@@ -133,15 +113,6 @@ def read(path: Path) -> Record:
 
     Args:
         path: The file ``record.jsonl``.
-
-    Raises:
-        UserError: There is no such file, or it does not begin with a header.
-
-    Example:
-        >>> read(Path("nowhere") / NAME)
-        Traceback (most recent call last):
-        ...
-        apo_experiments.errors.UserError: nowhere/record.jsonl is missing or damaged: run its command again.
     """
     lines = _readable_lines(path)
     try:
@@ -160,10 +131,6 @@ def find(root: Path, recipe: str | None = None, scale: str | None = None) -> lis
         root: The folder of all runs; it need not exist.
         recipe: Only runs of this recipe.
         scale: Only runs of this scale.
-
-    Example:
-        >>> find(Path("nowhere"))
-        []
     """
     records = []
     for path in sorted(root.glob(f"**/{NAME}")):

@@ -49,11 +49,6 @@ class RunConfig:
 
         Raises:
             TypeError: An attribute is missing or unknown.
-
-        Example:
-            >>> config = RunConfig("r", "APO", "sgd-apo", "cpu", 0, 1, {"over_relaxation": 2.0})
-            >>> RunConfig.from_record({**asdict(config), "hyper": {"sigma": 2.0}}) == config
-            True
         """
         config = cls(**content)
         return replace(config, hyper=renamed.of_today(config.hyper))

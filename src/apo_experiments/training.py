@@ -37,17 +37,6 @@ class Training:
     Attributes:
         step: Steps taken.
         loss_sum: The sum of the losses of this epoch, on the device; NaN as soon as one of them is.
-
-    Raises:
-        UserError: The method is unknown, there is nothing to train, or the task or the method says what is missing.
-
-    Example:
-        >>> from apo_experiments.recipes import RECIPES, plan
-        >>> config = plan(RECIPES["rosenbrock"], "smoke")[0]
-        >>> run = Training(config, RECIPES["rosenbrock"], Setting(0, torch.device("cpu"), None))
-        >>> run.advance()
-        >>> run.step, sorted(run.row())
-        (1, ['epoch', 'rate', 'seconds', 'step', 'train_loss'])
     """
 
     def __init__(self, config: RunConfig, recipe: Recipe, setting: Setting) -> None:
@@ -81,11 +70,7 @@ class Training:
         self.step += 1
 
     def close_epoch(self) -> dict[str, Any]:
-        """Return the row of the epoch that is over, including metrics, and begin the next.
-
-        Raises:
-            FloatingPointError: The loss is not finite.
-        """
+        """Return the row of the epoch that is over, including metrics, and begin the next."""
         row = self.row()
         if not math.isfinite(row["train_loss"]):
             raise FloatingPointError(f"the training loss was {row['train_loss']} before step {self.step}")

@@ -53,9 +53,6 @@ def choose(
         options: Options of the task of the planned runs; runs with others do not count.
         where: Where the records are, for the message.
 
-    Raises:
-        UserError: Nothing that fits was tried, or all of it diverged.
-
     Example:
         >>> from apo_experiments.runs import RunConfig
         >>> recipe = Recipe("r", "", "", None, {"validation": False}, (), {}, (), metric="test_loss", goal="min")

@@ -112,11 +112,7 @@ def device(choice: str) -> str:
 
 
 def writable(option: str, path: Path | None) -> None:
-    """Raise an error for a file that cannot be written, before hours of work.
-
-    Raises:
-        UserError: It is a folder, or no file can be created there.
-    """
+    """Raise an error for a file that cannot be written, before hours of work."""
     if path is None:
         return
     if path.is_dir():
@@ -134,11 +130,7 @@ def deadline(arguments: argparse.Namespace) -> float | None:
 
 
 def read_former_names(arguments: argparse.Namespace) -> None:
-    """Replace former names in ``--set`` and ``--grid``, and tell the user about each of them.
-
-    Raises:
-        UserError: See :func:`apo_experiments.renamed.in_words_of_today`.
-    """
+    """Replace former names in ``--set`` and ``--grid``, and tell the user about each of them."""
     words, axes, sentences = renamed.in_words_of_today(arguments.set or (), getattr(arguments, "grid", None) or ())
     arguments.set, arguments.grid = words or None, axes or None
     for sentence in sentences:
@@ -182,11 +174,7 @@ def _pairs(pairs: Sequence[str] | None, option: str, example: str) -> dict[str, 
 
 
 def recipes(names: Iterable[str]) -> list[Recipe]:
-    """Return the recipes of these names, each once; ``all`` means every recipe.
-
-    Raises:
-        UserError: A name is unknown; the message suggests similar ones.
-    """
+    """Return the recipes of these names, each once; ``all`` means every recipe."""
     from apo_experiments.recipes import RECIPES
 
     found: dict[str, Recipe] = {}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from apo_experiments.commands import options
@@ -28,9 +28,6 @@ _EXAMPLES = """\
   apo run cifar10-lenet --scale paper --best --jobs 12 --time-limit 540
   apo run cifar10-lenet --scale paper --best --storage postgresql://user@host/apo
 After Ctrl-C the same command resumes the run; finished runs are not repeated."""
-
-#: How hyperparameters were chosen, by recipe and label.
-Origins = dict[tuple[str, str], Mapping[str, Any]]
 
 
 def add_to(subparsers: argparse._SubParsersAction) -> None:
@@ -63,18 +60,22 @@ def execute(arguments: argparse.Namespace) -> int:
     Returns:
         0; 1 if a run failed or diverged; 2 if something is missing that the user can fix.
     """
+    if arguments.storage and not (arguments.best or arguments.best_of):
+        raise UserError("--storage names the database of the sweeps that --best chooses from: add --best.")
     deadline = options.deadline(arguments)
     options.writable("--json", arguments.json)
     options.read_former_names(arguments)
+    from apo_experiments.commands.planned import planned
     from apo_experiments.execution import Assignment
     from apo_experiments.files import write_atomically
     from apo_experiments.results import summarise
 
-    recipes, origins = options.recipes(arguments.recipes), Origins()
-    root = options.runs_folder(arguments)
+    recipes, root = options.recipes(arguments.recipes), options.runs_folder(arguments)
     # Plan everything before the first run, so that a mistyped key shows up at once.
-    configs = [config for recipe in recipes for config in _planned(recipe, arguments, origins)]
-    summary = _carry_out(configs, Assignment(root, arguments.data_dir, deadline, origins), recipes, arguments)
+    plans = [planned(recipe, arguments) for recipe in recipes]
+    configs = [config for plan in plans for config in plan.configs]
+    chosen_by = {key: origin for plan in plans for key, origin in plan.chosen_by.items()}
+    summary = _carry_out(configs, Assignment(root, arguments.data_dir, deadline, chosen_by), recipes, arguments)
     for recipe in recipes:
         records = [record for record in summary.records if record.config.recipe == recipe.name]
         if records:
@@ -86,61 +87,6 @@ def execute(arguments: argparse.Namespace) -> int:
         where = "" if arguments.runs is None else f" --runs {arguments.runs}"
         options.say(f"\nThe records are in {root}. `apo report{where}` writes a page with all figures and tables.")
     return summary.exit_code
-
-
-def _planned(recipe: Recipe, arguments: argparse.Namespace, origins: Origins) -> list[RunConfig]:
-    """Plan the runs of a recipe, with the best hyperparameters of sweeps if they were asked for."""
-    from apo_experiments import records
-    from apo_experiments.recipes import plan
-
-    if arguments.scale not in recipe.scales:
-        raise UserError(f"{recipe.name} has no scale {arguments.scale!r}: choose one of {', '.join(recipe.scales)}.")
-    overrides = options.overrides(arguments)
-    runs = plan(recipe, arguments.scale, labels=arguments.method, seeds=arguments.seeds, overrides=overrides)
-    if arguments.best or arguments.best_of:
-        swept = options.recipes([arguments.best_of])[0] if arguments.best_of else recipe
-        known = records.find(options.runs_folder(arguments), swept.name, arguments.scale)
-        best: list[RunConfig] = []
-        for label in dict.fromkeys(config.label for config in runs):
-            config = next(config for config in runs if config.label == label)
-            hyper, origin = _best(swept, config, known, arguments)
-            # A setting of the task need not be repeated for each method: all methods together know it.
-            keys = {"epochs", *config.hyper, *config.options}
-            settings = {**hyper, **{key: text for key, text in overrides.items() if key in keys}}
-            best += plan(recipe, arguments.scale, [label], arguments.seeds, settings)
-            origins[recipe.name, label] = origin
-        runs = best
-    elif arguments.storage:
-        raise UserError("--storage names the database of the sweeps that --best chooses from: add --best.")
-    place = options.device(arguments.device)
-    return [replace(config, device=place, compiled=arguments.compile) for config in runs]
-
-
-def _best(
-    swept: Recipe, config: RunConfig, known: list[Record], arguments: argparse.Namespace
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the best hyperparameters for a method and where they come from, and print that."""
-    from apo_experiments import sweep, tuning
-    from apo_experiments.progress import counted
-    from apo_experiments.results import figure_text, set_words
-
-    root = options.runs_folder(arguments)
-    where, storage = str(root), arguments.storage
-    if storage is None and (storage := tuning.storage_of(swept, config.label, arguments.scale, known)):
-        options.say(
-            f"{swept.name} {config.label} was swept in {storage}; --storage none takes the records here instead"
-        )
-        if ":***@" in storage:
-            raise UserError(f"records contain no passwords: give the address {storage} with --storage.")
-    if storage not in (None, "none"):
-        known, where = sweep.tried(swept, arguments.scale, storage, root), storage.rpartition("@")[2]
-    choice = tuning.choose(swept, config.label, arguments.scale, known, config.options, where)
-    origin = choice.origin
-    runs = f"{counted(origin['points'], 'point')} of {counted(origin['epochs'], 'epoch')}"
-    settings = " ".join(set_words(origin["hyper"])) or "the only point"
-    result = f"{origin['metric']} {figure_text(origin['value'])}, the best of {runs} in {where}"
-    options.say(f"{swept.name} {config.label}: {settings} ({result})")
-    return choice.hyper, origin
 
 
 def _carry_out(

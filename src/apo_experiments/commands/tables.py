@@ -14,13 +14,23 @@ __all__ = ["comparison", "show", "text_table"]
 
 
 def show(text: str) -> None:
-    """Print a line; a closed output does not stop the command."""
+    """Print a line; a closed output does not stop the command.
+
+    Example:
+        >>> show("3 runs")
+        3 runs
+    """
     with suppress(BrokenPipeError):
         print(text, flush=True)
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """Align the columns of a table, those in ``right`` flush right.
+    """Align the columns of a table.
+
+    Args:
+        header: Names of the columns.
+        rows: The cells.
+        right: Indices of the columns that are flush right.
 
     Example:
         >>> print(text_table(["method", "ours"], [["SGDm", "75.6"], ["APO", "7"]], right=[1]))
@@ -30,11 +40,14 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequ
         APO        7
     """
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    lines = []
-    for line in [header, ["-" * width for width in widths], *rows]:
-        cells = zip(line, widths, strict=True)
-        lines.append("  ".join(c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(cells)).rstrip())
-    return "\n".join(lines)
+    lines = [header, ["-" * width for width in widths], *rows]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if index in right else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
 
 
 def comparison(recipe: Recipe, scale: str, results: Sequence[Result]) -> str:
@@ -50,25 +63,25 @@ def comparison(recipe: Recipe, scale: str, results: Sequence[Result]) -> str:
         ------  ------  --------------  -----  ------
         SGDm    75.50   75.00 to 76.00  2      75.73*
         APO     77.00*                  1           -
-        * the best of its column
         In front here: APO with 77.00; in the paper: SGDm with 75.73.
     """
     from apo_experiments.results import figure_text, findings, leader
 
     best, paper_best = leader(recipe, results), leader(recipe, results, paper=True)
-    shown = [result for result in results if result.values or result.diverged or result.unfinished]
-    rows = [
-        [
-            result.label,
-            figure_text(result.mean) + ("*" if result is best else " "),
-            result.spread(),
-            str(len(result.values)) + (f" + {result.diverged} diverged" if result.diverged else ""),
-            figure_text(result.paper) + ("*" if result is paper_best else " "),
-        ]
-        for result in shown
-    ]
+    rows = []
+    for result in results:
+        if not (result.values or result.diverged or result.unfinished):
+            continue
+        rows.append(
+            [
+                result.label,
+                figure_text(result.mean) + ("*" if result is best else " "),
+                result.spread(),
+                str(len(result.values)) + (f" + {result.diverged} diverged" if result.diverged else ""),
+                figure_text(result.paper) + ("*" if result is paper_best else " "),
+            ]
+        )
     better = "less is better" if recipe.goal == "min" else "more is better"
     title = f"{recipe.name} ({recipe.paper}), scale {scale}: {recipe.metric}, {better}"
     table = text_table(["method", "ours ", "seed to seed", "seeds", "paper "], rows, right=[1, 4])
-    star = ["* the best of its column"] if "*" in "".join(row[1] + row[4] for row in rows) else []
-    return "\n".join([title, table, *star, *findings(recipe, scale, shown)])
+    return "\n".join([title, table, *findings(recipe, scale, [r for r in results if r.label in {x[0] for x in rows}])])

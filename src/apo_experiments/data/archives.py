@@ -30,9 +30,6 @@ def unpack(archive: Path, kind: str, members: Mapping[str, Path]) -> None:
         archive: The archive.
         kind: ``"gzip"`` (one member, whatever its name), ``"tar"`` (compressed or not) or ``"zip"``.
         members: Target paths by member name; in a zip file the folder of a member does not matter.
-
-    Raises:
-        ArchiveError: If the archive is damaged or unsafe, or a member is not in it.
     """
     left = dict(members)
     content = {"gzip": _gzip, "tar": _tar, "zip": _zip}[kind]

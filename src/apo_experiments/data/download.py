@@ -22,12 +22,7 @@ class DownloadError(Exception):
 
 
 def download(url: str, target: Path, report: Callable[[str], None]) -> None:
-    """Download a file to ``target``, in a folder that exists.
-
-    Raises:
-        DownloadError: If the server or the network fails, or the connection ends early.
-        OSError: If ``target`` cannot be written: the disk is full, for example.
-    """
+    """Download a file to ``target``, in a folder that exists."""
     # Some servers reject the library's default name.
     request = urllib.request.Request(url, headers={"User-Agent": "apo-optim"})
     try:

@@ -29,9 +29,6 @@ def fetch(name: str, data_dir: str | Path | None = None, report: Callable[[str],
         name: The data set.
         data_dir: Where it goes; None as in :func:`apo_experiments.data.locate.directory`.
         report: Receives lines on the progress.
-
-    Raises:
-        UserError: If it cannot be downloaded, does not have its checksum, or the disk is full.
     """
     entry, root = dataset(name), directory(data_dir)
     files = {file.path: file for file in entry.files}

@@ -32,13 +32,6 @@ def read_idx(path: Path) -> np.ndarray:
 
     Args:
         path: For example ``train-images-idx3-ubyte.gz``.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "labels.gz"
-        >>> _ = path.write_bytes(gzip.compress(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9])))
-        >>> read_idx(path)
-        array([7, 9], dtype=uint8)
     """
     try:
         with gzip.open(path) as stream:
@@ -64,14 +57,6 @@ def read_cifar(path: Path, label_bytes: int = 1, classes: int = 10) -> tuple[np.
         path: For example ``data_batch_1.bin``.
         label_bytes: 1 for CIFAR-10, 2 for CIFAR-100; the last of them is returned.
         classes: Labels must be smaller.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "batch.bin"
-        >>> _ = path.write_bytes(bytes([7]) + bytes(3072))
-        >>> images, labels = read_cifar(path)
-        >>> images.shape, labels.tolist()
-        ((1, 3, 32, 32), [7])
     """
     content = np.fromfile(path, np.uint8)
     record = label_bytes + 3072
@@ -89,16 +74,6 @@ def read_matlab(path: Path) -> dict[str, np.ndarray]:
 
     Args:
         path: For example ``train_32x32.mat``.
-
-    Raises:
-        UserError: The package scipy, which reads such files, is not installed.
-
-    Example:
-        >>> import tempfile, scipy.io
-        >>> path = Path(tempfile.mkdtemp()) / "a.mat"
-        >>> scipy.io.savemat(path, {"y": np.array([[1], [10]], np.uint8)}, do_compression=True)
-        >>> read_matlab(path)["y"].ravel()
-        array([ 1, 10], dtype=uint8)
     """
     try:
         from scipy.io import loadmat

@@ -53,14 +53,6 @@ def load(name: str, data_dir: str | Path | None = None) -> ImageSet:
     Args:
         name: ``"mnist"``, ``"fashion-mnist"``, ``"cifar10"``, ``"cifar100"`` or ``"svhn"``.
         data_dir: Folder of the files; None as in :func:`apo_experiments.data.locate.directory`.
-
-    Raises:
-        UserError: If the files are missing, truncated or corrupted.
-
-    Example:
-        >>> load("cifar10", "no/such/folder")
-        Traceback (most recent call last):
-        apo_experiments.errors.UserError: The data set cifar10 is not in no...folder (...): run ...
     """
     if dataset(name).kind != "images":
         raise UserError(f"The data set {name} does not consist of images.")
@@ -89,11 +81,6 @@ def generated(
         train: Number of training images.
         test: Number of test images, from the same patterns.
         seed: Decides everything.
-
-    Example:
-        >>> images = generated((1, 8, 8), classes=3, train=30, test=6)
-        >>> images.train_images.shape, images.train_images.dtype, images.test_labels.tolist()
-        (torch.Size([30, 1, 8, 8]), torch.uint8, [0, 1, 2, 0, 1, 2])
     """
     generator = torch.Generator().manual_seed(seed)
     coarse = torch.randn(classes, shape[0], 4, 4, generator=generator)
@@ -120,11 +107,6 @@ def split(images: ImageSet, validation: int = 5000, seed: int = 0) -> ImageSet:
     Returns:
         A set whose training images are the rest and whose *test* images are those held out, so that hyperparameters
         can be chosen without looking at the true test images. Mean and deviation stay those of the whole set.
-
-    Example:
-        >>> held_out = split(generated((1, 4, 4), train=20, test=5), validation=8)
-        >>> len(held_out.train_labels), len(held_out.test_labels)
-        (12, 8)
     """
     count = len(images.train_labels)
     if not 0 < validation < count:
@@ -141,12 +123,7 @@ def split(images: ImageSet, validation: int = 5000, seed: int = 0) -> ImageSet:
 
 
 def subset(images: ImageSet, train: int | None = None, test: int | None = None) -> ImageSet:
-    """Keep only the first images, for a smaller experiment; None keeps all. Mean and deviation are unchanged.
-
-    Example:
-        >>> len(subset(generated((1, 4, 4), train=20, test=5), train=7).train_labels)
-        7
-    """
+    """Keep only the first images, for a smaller experiment; None keeps all. Mean and deviation are unchanged."""
     return replace(
         images,
         train_images=images.train_images[:train],

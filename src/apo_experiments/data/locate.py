@@ -39,11 +39,7 @@ def state(name: str, data_dir: str | Path | None = None, thorough: bool = False)
 
 
 def require(name: str, data_dir: str | Path | None = None) -> Path:
-    """Return the data directory, after checking that all files of a data set are present with the right checksums.
-
-    Raises:
-        UserError: If a file is missing, truncated or corrupted; one sentence with the file and what to do.
-    """
+    """Return the data directory, after checking that all files of a data set are present with the right checksums."""
     entry, root = dataset(name), directory(data_dir)
     missing = [file.path for file in entry.files if not (root / file.path).exists()]
     if missing:

@@ -288,11 +288,7 @@ DATASETS: dict[str, Dataset] = {
 
 
 def dataset(name: str) -> Dataset:
-    """Return the data set of that name.
-
-    Raises:
-        UserError: If there is none; the message suggests similar names or lists all.
-    """
+    """Return the data set of that name."""
     if name in DATASETS:
         return DATASETS[name]
     near = difflib.get_close_matches(name, DATASETS, n=2)

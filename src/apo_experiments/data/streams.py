@@ -40,13 +40,6 @@ class ImageBatches(EpochBatches):
         std: Of each channel; None for one.
         augment: Whether to crop (4 pixels of black padding) and flip (every other image), both at random.
         dtype: Of the images in a batch.
-
-    Example:
-        >>> images = torch.zeros(10, 3, 8, 8, dtype=torch.uint8)
-        >>> stream = ImageBatches(images, torch.arange(10), batch_size=4, seed=0, augment=True)
-        >>> inputs, labels = stream.next()
-        >>> inputs.shape, stream.steps_per_epoch
-        (torch.Size([4, 3, 8, 8]), 2)
     """
 
     def __init__(
@@ -103,12 +96,6 @@ class TableBatches(EpochBatches):
         seed: Decides the order.
         device: Where they go, once.
         dtype: Of inputs and, if they are floating-point numbers, targets; None leaves them as they are.
-
-    Example:
-        >>> stream = TableBatches(torch.arange(6.0)[:, None], torch.arange(6.0)[:, None], batch_size=2, seed=0)
-        >>> inputs, targets = stream.next()
-        >>> inputs.shape, bool((inputs == targets).all())
-        (torch.Size([2, 1]), True)
     """
 
     def __init__(

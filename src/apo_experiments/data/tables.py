@@ -56,14 +56,6 @@ def load(name: str, data_dir: str | Path | None = None) -> Table:
     Args:
         name: ``"slice"`` (384 inputs), ``"protein"`` (9 inputs) or ``"parkinsons"`` (19 inputs, two targets).
         data_dir: Folder of the files; None as in :func:`apo_experiments.data.locate.directory`.
-
-    Raises:
-        UserError: If the file is missing, truncated or corrupted.
-
-    Example:
-        >>> load("protein", "no/such/folder")
-        Traceback (most recent call last):
-        apo_experiments.errors.UserError: The data set protein is not in no...folder (...): run ...
     """
     entry = dataset(name)
     if entry.kind != "tables":
@@ -86,11 +78,6 @@ def generated(rows: int = 256, inputs: int = 8, targets: int = 1, seed: int = 0)
         inputs: Number of input columns.
         targets: Number of target columns.
         seed: Decides everything.
-
-    Example:
-        >>> table = generated(rows=100, inputs=5, targets=2)
-        >>> table.inputs.shape, table.targets.shape
-        (torch.Size([100, 5]), torch.Size([100, 2]))
     """
     draw = np.random.default_rng(seed)
     x = draw.standard_normal((rows, inputs))

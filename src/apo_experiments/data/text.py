@@ -48,14 +48,6 @@ def load(name: str, data_dir: str | Path | None = None, seed: int = 0) -> Parall
             fifty is for validation, one for test, with all its translations, and theirs, in both directions.
         data_dir: Folder of the files; None as in :func:`apo_experiments.data.locate.directory`.
         seed: Decides Tatoeba's split and order.
-
-    Raises:
-        UserError: If a file is missing, truncated or corrupted.
-
-    Example:
-        >>> load("multi30k", "no/such/folder")
-        Traceback (most recent call last):
-        apo_experiments.errors.UserError: The data set multi30k is not in no...folder (...): run ...
     """
     if dataset(name).kind != "text":
         raise UserError(f"The data set {name} is not text.")
@@ -77,12 +69,6 @@ def generated(train: int = 400, valid: int = 40, test: int = 40, words: int = 24
         test: Number of test pairs; no sentence is in two splits.
         words: Size of each vocabulary.
         seed: Decides everything.
-
-    Example:
-        >>> text = generated(train=3, valid=1, test=1, words=6)
-        >>> source, target = text.train[0]
-        >>> len(source.split()) == len(target.split())
-        True
     """
     draw = random.Random(seed)
     german, english = _words("bdgklm", "aou", words), _words("fnprst", "eiy", words)

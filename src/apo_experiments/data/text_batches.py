@@ -33,12 +33,6 @@ class TextBatches(EpochBatches):
         pad: Piece that fills short sentences.
         bos: Piece that begins a target.
         eos: Piece that ends both sides.
-
-    Example:
-        >>> stream = TextBatches([([5, 6], [7]), ([5], [8, 9])], max_tokens=6, seed=0)
-        >>> (source, target_in), target_out = stream.next()
-        >>> source.shape, target_in[:, 0].tolist(), (target_out == 2).sum().item()
-        (torch.Size([2, 3]), [1, 1], 2)
     """
 
     def __init__(

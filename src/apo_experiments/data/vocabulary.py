@@ -28,11 +28,6 @@ class Vocabulary:
 
     Args:
         model: A serialised sentencepiece model.
-
-    Example:
-        >>> vocabulary = build([("ba do", "fe ni"), ("do ba", "ni fe")], size=30)
-        >>> vocabulary.decode(vocabulary.encode("do ba"))
-        'do ba'
     """
 
     pad, bos, eos, unk = 0, 1, 2, 3
@@ -72,13 +67,6 @@ def build(pairs: Sequence[Pair], size: int, cache: Path | None = None) -> Vocabu
         size: The most pieces, including the four special ones; a small text yields fewer.
         cache: A folder. The file in it is named after the text and the size, so that it cannot be stale, and is
             written atomically.
-
-    Raises:
-        UserError: If sentencepiece is not installed, or ``size`` is too small for the text's characters.
-
-    Example:
-        >>> build([("ab ab", "cd cd")], size=12).size <= 12
-        True
     """
     if not pairs:
         raise ValueError("pairs must hold the training text, got none")

@@ -38,12 +38,6 @@ class GraphedPass(TrainingPass):
         model: The network, with all of its parameters on one device.
         loss: Its loss function.
         precision: See :class:`EagerPass`.
-
-    Example:
-        >>> model = nn.Linear(2, 1)
-        >>> run = GraphedPass(model, nn.functional.mse_loss)
-        >>> [run(torch.ones(3, 2), torch.zeros(3, 1)).ndim for _ in range(5)]
-        [0, 0, 0, 0, 0]
     """
 
     def __init__(self, model: nn.Module, loss: Loss, precision: str = "float32") -> None:

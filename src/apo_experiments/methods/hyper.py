@@ -40,15 +40,6 @@ def complete(method: Method, overrides: Mapping[str, Any] | None = None) -> dict
     Args:
         method: A method.
         overrides: New values by name.
-
-    Raises:
-        UserError: A name is unknown, or a value cannot be read.
-
-    Example:
-        >>> from apo_experiments.methods import METHODS
-        >>> hyper = complete(METHODS["adam"], {"lr": "3e-4", "betas": "0.9,0.98", "clip_grad_norm": "1"})
-        >>> hyper["lr"], hyper["betas"], hyper["clip_grad_norm"], hyper["schedule"]
-        (0.0003, (0.9, 0.98), 1, 'fixed')
     """
     values = dict(method.defaults)
     for name, value in (overrides or {}).items():
@@ -63,15 +54,7 @@ def complete(method: Method, overrides: Mapping[str, Any] | None = None) -> dict
 
 
 def choose(name: str, value: Any, choices: Sequence[str]) -> Any:
-    """Return a value that must be one of several words.
-
-    Raises:
-        UserError: It is none of them.
-
-    Example:
-        >>> choose("conv", "matrix", ["matrix", "factored"])
-        'matrix'
-    """
+    """Return a value that must be one of several words."""
     if value not in choices:
         raise UserError(f"{name} was {value!r}: it must be one of {', '.join(choices)}.")
     return value

@@ -33,12 +33,7 @@ Loss = Callable[[Any, Any], Tensor]
 
 
 class TrainingPass(ABC):
-    """Computes the loss of a batch and its gradients.
-
-    Example:
-        >>> issubclass(EagerPass, TrainingPass)
-        True
-    """
+    """Computes the loss of a batch and its gradients."""
 
     @abstractmethod
     def __call__(self, inputs: Any, target: Any) -> Tensor:
@@ -53,13 +48,6 @@ class EagerPass(TrainingPass):
         model: The network.
         loss: Its loss function.
         precision: One of :data:`PRECISIONS`.
-
-    Example:
-        >>> model = nn.Linear(2, 1)
-        >>> run = EagerPass(model, nn.functional.mse_loss)
-        >>> loss = run(torch.ones(3, 2), torch.zeros(3, 1))
-        >>> model.weight.grad is not None, loss.requires_grad
-        (True, False)
     """
 
     def __init__(self, model: nn.Module, loss: Loss, precision: str = "float32") -> None:
@@ -76,49 +64,23 @@ class EagerPass(TrainingPass):
 
 
 def forward(model: nn.Module, inputs: Any) -> Any:
-    """Call a network with a batch: a tensor, a tuple of arguments or a mapping of keyword arguments.
-
-    Example:
-        >>> forward(nn.Identity(), (torch.ones(1),))
-        tensor([1.])
-    """
+    """Call a network with a batch: a tensor, a tuple of arguments or a mapping of keyword arguments."""
     call = as_call(inputs)
     return model(*call.args, **call.kwargs)
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return where a network's parameters live.
-
-    Example:
-        >>> device_of(nn.Linear(1, 1)).type
-        'cpu'
-    """
+    """Return where a network's parameters live."""
     return next(model.parameters()).device
 
 
 def forward_context(model: nn.Module, precision: str) -> AbstractContextManager:
-    """Return the context in which forward passes run.
-
-    Example:
-        >>> model = nn.Linear(2, 2)
-        >>> with forward_context(model, "bf16-autocast"):
-        ...     model(torch.ones(1, 2)).dtype
-        torch.bfloat16
-    """
+    """Return the context in which forward passes run."""
     return torch.autocast(device_of(model).type, torch.bfloat16, enabled=precision == "bf16-autocast")
 
 
 def training_pass(problem: Problem, hyper: Mapping[str, Any]) -> TrainingPass:
-    """Return the fastest pass that this machine and these hyperparameters allow.
-
-    Raises:
-        UserError: The precision is unknown.
-
-    Example:
-        >>> problem = Problem(nn.Linear(2, 1), nn.functional.mse_loss, batches=None, evaluate=lambda model: {})
-        >>> type(training_pass(problem, {"precision": "float32", "cuda_graph": False})).__name__
-        'EagerPass'
-    """
+    """Return the fastest pass that this machine and these hyperparameters allow."""
     from apo_experiments.methods.graphed import GraphedPass
 
     precision = choose("precision", hyper["precision"], PRECISIONS)
@@ -126,13 +88,7 @@ def training_pass(problem: Problem, hyper: Mapping[str, Any]) -> TrainingPass:
 
 
 def network_for_meta_steps(problem: Problem, hyper: Mapping[str, Any]) -> nn.Module:
-    """Return the network, or a stand-in that runs as fast as this machine and these hyperparameters allow.
-
-    Example:
-        >>> problem = Problem(nn.Linear(2, 1), nn.functional.mse_loss, batches=None, evaluate=lambda model: {})
-        >>> network_for_meta_steps(problem, {"cuda_graph": False}) is problem.model
-        True
-    """
+    """Return the network, or a stand-in that runs as fast as this machine and these hyperparameters allow."""
     return GraphedNetwork(_network(problem)) if _graphed(problem, hyper) else _network(problem)
 
 

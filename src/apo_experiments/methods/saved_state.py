@@ -20,13 +20,7 @@ _OBJECT = "tensors of an object"
 
 
 def plain_state(optimizer: Optimizer) -> dict[str, Any]:
-    """Return all param groups and states, with tensors shared.
-
-    Example:
-        >>> optimizer = torch.optim.SGD([torch.zeros(2)], lr=0.1)
-        >>> plain_state(optimizer)["groups"][0]["lr"]
-        0.1
-    """
+    """Return all param groups and states, with tensors shared."""
     return {
         "groups": [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups],
         "states": [
@@ -42,15 +36,6 @@ def load_plain_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     Args:
         optimizer: Built over the same parameters in the same way.
         state: The saved state.
-
-    Raises:
-        ValueError: The state has another number of parameters.
-
-    Example:
-        >>> optimizer = torch.optim.SGD([torch.zeros(2)], lr=0.1)
-        >>> load_plain_state(optimizer, {"groups": [{"lr": 0.3}], "states": [None]})
-        >>> optimizer.param_groups[0]["lr"]
-        0.3
     """
     parameters, states = _parameters(optimizer), state["states"]
     if len(parameters) != len(states):

@@ -40,11 +40,6 @@ class Likelihood:
     Attributes:
         kind: ``"categorical"``, ``"bernoulli"`` or ``"gaussian"``.
         discrepancy: The divergence that belongs to the loss, with its output and dimension.
-
-    Example:
-        >>> problem_discrepancy = apo.SquaredError("mean")
-        >>> Likelihood.of(problem_discrepancy).kind
-        'gaussian'
     """
 
     kind: str
@@ -52,11 +47,7 @@ class Likelihood:
 
     @classmethod
     def of(cls, discrepancy: apo.Discrepancy) -> Likelihood:
-        """Return the distribution that a divergence belongs to.
-
-        Raises:
-            UserError: It belongs to none that KFAC knows.
-        """
+        """Return the distribution that a divergence belongs to."""
         kinds = {
             apo.CategoricalKL: "categorical",
             apo.BernoulliKL: "bernoulli",
@@ -96,16 +87,6 @@ class SecondOrderStepper(Stepper):
         optimizer: The optimizer over its network.
         hyper: Complete hyperparameters.
         budget: How long the run is.
-
-    Example:
-        >>> import torch
-        >>> from apo_experiments.methods import METHODS, complete
-        >>> problem = Problem(nn.Linear(2, 1), nn.functional.mse_loss, batches=None, evaluate=lambda model: {})
-        >>> method = METHODS["kfac"]
-        >>> stepper = method.build(problem, complete(method, {"lr": 0.1}), Budget(steps=10, steps_per_epoch=10))
-        >>> loss = stepper.step(torch.ones(4, 2), torch.zeros(4, 1))
-        >>> stepper.rate()
-        0.1
     """
 
     def __init__(

@@ -21,14 +21,6 @@ class AlexNet(nn.Module):
         width: Multiplies every hidden width.
         head: ``"linear"`` for one linear layer, ``"hidden"`` for two hidden layers of 4,096 units with dropout.
         dropout: Of the hidden layers of the head.
-
-    Raises:
-        ValueError: The head is unknown.
-
-    Example:
-        >>> import torch
-        >>> AlexNet(width=0.125)(torch.zeros(2, 3, 32, 32)).shape
-        torch.Size([2, 10])
     """
 
     def __init__(

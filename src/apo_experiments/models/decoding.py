@@ -22,11 +22,6 @@ def greedy(model: Transformer, source: Tensor, begin: int, end: int, max_length:
 
     Returns:
         Words ``[batch, length]`` without the begin mark; the end mark and everything after it are padding.
-
-    Example:
-        >>> model = Transformer(20, layers=1, dimension=8, feed_forward=8, heads=1).eval()
-        >>> greedy(model, torch.tensor([[5, 6, 7]]), begin=1, end=2, max_length=4).shape[0]
-        1
     """
     return beam_search(model, source, begin, end, max_length, width=1)
 
@@ -56,14 +51,6 @@ def beam_search(
 
     Returns:
         See :func:`greedy`.
-
-    Raises:
-        ValueError: The width is not positive.
-
-    Example:
-        >>> model = Transformer(20, layers=1, dimension=8, feed_forward=8, heads=1).eval()
-        >>> beam_search(model, torch.tensor([[5, 6, 7]]), begin=1, end=2, max_length=4, width=3).shape[0]
-        1
     """
     if width < 1:
         raise ValueError(f"width must be at least 1, got {width}: 1 is greedy search")

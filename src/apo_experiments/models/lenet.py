@@ -20,11 +20,6 @@ class LeNet(nn.Module):
         channels: Channels of the images.
         width: Multiplies every hidden width.
         size: Height and width of the images, at least 16.
-
-    Example:
-        >>> import torch
-        >>> LeNet(width=0.5)(torch.zeros(2, 3, 32, 32)).shape
-        torch.Size([2, 10])
     """
 
     def __init__(self, classes: int = 10, channels: int = 3, width: float = 1.0, size: int = 32) -> None:

@@ -17,12 +17,6 @@ class LinearPair(nn.Module):
         inputs: Dimension of x.
         hidden: Dimension of :math:`W_1 x`.
         outputs: Dimension of the output.
-
-    Example:
-        >>> import torch
-        >>> pair = LinearPair(6, 10, 4)
-        >>> pair(torch.zeros(3, 6)).shape, sum(p.numel() for p in pair.parameters())
-        (torch.Size([3, 4]), 100)
     """
 
     def __init__(self, inputs: int, hidden: int, outputs: int) -> None:

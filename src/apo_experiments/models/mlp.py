@@ -26,14 +26,6 @@ class MLP(nn.Module):
     Args:
         sizes: Width of the input, of each hidden layer and of the output.
         activation: A name in :data:`ACTIVATIONS`.
-
-    Raises:
-        ValueError: There are fewer than two sizes, or the activation is unknown.
-
-    Example:
-        >>> import torch
-        >>> MLP([784, 100, 100, 10])(torch.zeros(2, 1, 28, 28)).shape
-        torch.Size([2, 10])
     """
 
     def __init__(self, sizes: Sequence[int], activation: str = "relu") -> None:

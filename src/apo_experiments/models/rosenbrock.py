@@ -23,13 +23,6 @@ class Rosenbrock(nn.Module):
     Args:
         start: Where (x, y) begin; (1, -1.5) in the paper.
         dtype: Precision of the weights.
-
-    Example:
-        >>> function = Rosenbrock()
-        >>> function.value().item()
-        625.0
-        >>> [round(r.item(), 1) for r in function()[0]]
-        [0.0, -25.0]
     """
 
     def __init__(self, start: Sequence[float] = (1.0, -1.5), dtype: torch.dtype = torch.float32) -> None:

@@ -25,11 +25,6 @@ class VGG(nn.Module):
         classes: Number of outputs.
         channels: Channels of the images.
         width: Multiplies every hidden width.
-
-    Example:
-        >>> import torch
-        >>> VGG(width=1 / 16)(torch.zeros(2, 3, 32, 32)).shape
-        torch.Size([2, 10])
     """
 
     def __init__(self, classes: int = 10, channels: int = 3, width: float = 1.0) -> None:

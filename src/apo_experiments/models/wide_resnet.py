@@ -24,13 +24,6 @@ class WideResNet(nn.Module):
         channels: Channels of the images.
         dropout: Between the two convolutions of a block.
         width: Multiplies all channels, for small runs.
-
-    Raises:
-        ValueError: The depth is not 6 n + 4.
-
-    Example:
-        >>> WideResNet(10, 1, width=0.25)(torch.zeros(2, 3, 32, 32)).shape
-        torch.Size([2, 10])
     """
 
     def __init__(

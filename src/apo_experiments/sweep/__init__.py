@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from apo_experiments.sweep.database import address, exists, import_optuna, open_
 from apo_experiments.sweep.ledger import as_records
 from apo_experiments.sweep.worker import Order, ledgers, work, work_in_processes
 
-__all__ = ["run", "tried"]
+__all__ = ["Order", "run", "tried"]
 
 
 def run(
@@ -23,20 +23,13 @@ def run(
     labels: Sequence[str] | None = None,
     scale: str = "cpu",
     *,
-    storage: str | None = None,
-    trials: int | None = None,
-    seeds: int = 1,
     root: Path,
-    data_dir: Path | None = None,
-    device: str = "cpu",
+    storage: str | None = None,
+    jobs: int = 1,
     listener: Listener | None = None,
     lanes: Callable[[], Listener] | None = None,
     expect: Callable[[Sequence[RunConfig]], None] | None = None,
-    jobs: int = 1,
-    overrides: Mapping[str, Any] | None = None,
-    grid: Mapping[str, Sequence[Any]] | None = None,
-    deadline: float | None = None,
-    patience: float = 120.0,
+    **settings: Any,
 ) -> list[dict[str, Any]]:
     """Try all points of the grids of a recipe's entries, and return their results.
 
@@ -47,21 +40,13 @@ def run(
         recipe: The recipe.
         labels: Labels of entries with a grid; all of those by default.
         scale: The scale of the runs.
-        storage: URL of the database, such as ``postgresql://user@host/name``; by default an SQLite file among the runs.
-        trials: Try this many points of each grid, spread over all of it, instead of the whole grid.
-        seeds: How many runs judge a point, by their mean.
         root: The folder of all runs.
-        data_dir: The folder of the data sets.
-        device: Where to train.
+        storage: URL of the database, such as ``postgresql://user@host/name``; by default an SQLite file among the runs.
+        jobs: How many processes work here.
         listener: Receives the progress of the runs.
         lanes: Gives each of several workers a listener; the same for all by default.
         expect: Is told which runs have no result yet.
-        jobs: How many processes work here.
-        overrides: Options of the task, hyperparameters or ``epochs`` that are set for all points; a key that is set is
-            not searched.
-        grid: Values to try instead of the recipe's, by key.
-        deadline: When to stop, as a value of ``time.time()``.
-        patience: Seconds without a heartbeat after which a worker on another machine counts as dead.
+        settings: The other attributes of an :class:`Order`.
 
     Returns:
         One row for each point, the best of each entry first, with the keys ``recipe``, ``method``, ``hyper`` (the
@@ -73,24 +58,10 @@ def run(
         KeyboardInterrupt: It was interrupted, or time is up; the same call resumes it.
     """
     import_optuna()
-    for name, number in (("trials", trials), ("seeds", seeds), ("jobs", jobs)):
+    order = Order(recipe.name, labels, scale, address(storage, Path(root)), Path(root), **settings)
+    for name, number in (("trials", order.trials), ("seeds", order.seeds), ("jobs", jobs)):
         if number is not None and number < 1:
             raise UserError(f"{name} was {number}: it must be at least 1.")
-    order = Order(
-        recipe.name,
-        labels,
-        scale,
-        address(storage, Path(root)),
-        Path(root),
-        data_dir,
-        trials,
-        seeds,
-        device,
-        dict(overrides or {}),
-        patience,
-        dict(grid or {}),
-        deadline,
-    )
     books = ledgers(order, recipe)  # before any process is started, so that errors show at once
     shown = listener or Silence()
     with reachable(order.storage):
@@ -104,17 +75,7 @@ def run(
 
 
 def tried(recipe: Recipe, scale: str, storage: str, root: Path = Path("runs")) -> list[Record]:
-    """Return what all sweeps of a recipe in a database have found, as records without curves, one for each point.
-
-    Args:
-        recipe: The recipe.
-        scale: The scale of the runs.
-        storage: As for :func:`run`.
-        root: The folder of all runs.
-
-    Raises:
-        UserError: The database cannot be reached.
-    """
+    """Return what all sweeps of a recipe in a database have found, as records without curves, one a point."""
     url = address(storage, Path(root))
     if not exists(url):  # opening would create it
         return []

@@ -66,9 +66,6 @@ def open_database(url: str) -> RDBStorage:
 
     Args:
         url: As from :func:`address`.
-
-    Raises:
-        UserError: It cannot be opened, or a package is missing.
     """
     optuna = import_optuna()
     from sqlalchemy.exc import ArgumentError, SQLAlchemyError

@@ -27,7 +27,24 @@ __all__ = ["Order", "ledgers", "work", "work_in_processes"]
 
 @dataclass(frozen=True)
 class Order:
-    """The task of a worker, as :func:`apo_experiments.sweep.run` explains it: plain data, for another process."""
+    """The task of a worker: plain data, so that it can be sent to another process.
+
+    Attributes:
+        recipe: Name of the recipe.
+        labels: Labels of entries with a grid; None for all of those.
+        scale: The scale of the runs.
+        storage: URL of the database.
+        root: The folder of all runs.
+        data_dir: The folder of the data sets.
+        trials: Try this many points of each grid, spread over all of it, instead of the whole grid.
+        seeds: How many runs judge a point, by their mean.
+        device: Where to train.
+        overrides: Options of the task, hyperparameters or ``epochs`` that are set for all points; a key that is set is
+            not searched.
+        grid: Values to try instead of the recipe's, by key.
+        deadline: When to stop, as a value of ``time.time()``.
+        patience: Seconds without a heartbeat after which a worker on another machine counts as dead.
+    """
 
     recipe: str
     labels: Sequence[str] | None
@@ -39,17 +56,13 @@ class Order:
     seeds: int = 1
     device: str = "cpu"
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    patience: float = 120.0
     grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     deadline: float | None = None
+    patience: float = 120.0
 
 
 def ledgers(order: Order, recipe: Recipe) -> list[Ledger]:
-    """Return the ledgers of all searches of an order.
-
-    Raises:
-        UserError: There is nothing to search, or the database cannot be opened.
-    """
+    """Return the ledgers of all searches of an order."""
     found = searches(
         recipe,
         order.labels,
@@ -69,10 +82,6 @@ def work(order: Order, books: Sequence[Ledger], listener: Listener) -> None:
 
     It ends when every point has a result, from any worker. A point whose run fails with an error is tried once by each
     worker.
-
-    Raises:
-        UserError: Something is missing that the user can fix.
-        KeyboardInterrupt: It was interrupted, or time is up; the same order resumes it.
     """
     silences, folder, waited = Silences(order.patience), order.root / "sweeps", False
     failed: dict[str, set[int]] = {book.search.name: set() for book in books}
@@ -136,12 +145,7 @@ def _judge(order: Order, recipe: Recipe, point: Point, listener: Listener) -> tu
 
 
 def work_in_processes(order: Order, jobs: int, listener: Callable[[], Listener]) -> None:
-    """Process an order with several workers; ``listener`` gives each of them a listener.
-
-    Raises:
-        UserError: A worker met something that the user can fix, or all of them died.
-        KeyboardInterrupt: It was interrupted, or time is up; the same order resumes it.
-    """
+    """Process an order with several workers; ``listener`` gives each of them a listener."""
     members = []
     with interruptible() as interruption, Crew(jobs, "apo sweep worker") as crew:
         for _ in range(jobs):

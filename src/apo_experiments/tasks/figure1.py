@@ -28,14 +28,6 @@ def figure1(
         update), or a point of the data, ``data_x`` and ``data_y``. The metrics are the example (``example_x``,
         ``example_y``), predictions for it (``example_old``, ``example_new``), its ``example_loss`` after the update,
         and the root mean square change ``change_near`` (within 0.5 of the example) and ``change_far`` (beyond 1.5).
-
-    Example:
-        >>> import torch
-        >>> setting = Setting(0, torch.device("cpu"), None)
-        >>> options = {"data_points": 12, "hidden": 8, "tolerance": 1e-4}
-        >>> rows, metrics = figure1(options, setting, {"fsd_weight": 0.0, "wsd_weight": 0.1})
-        >>> len(rows), metrics["example_new"] > metrics["example_old"]
-        (213, True)
     """
     from apo.reference import one_dimensional_regression
 

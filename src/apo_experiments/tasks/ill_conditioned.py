@@ -41,12 +41,6 @@ def ill_conditioned(options: Mapping[str, Any], setting: Setting) -> Problem:
     Args:
         options: See :data:`DEFAULTS`.
         setting: The seed decides A, the initial weights and the inputs.
-
-    Example:
-        >>> problem = ill_conditioned(DEFAULTS, Setting(0, torch.device("cpu"), None))
-        >>> inputs, target = problem.batches.next()
-        >>> inputs.shape, target.shape, problem.loss(target, target).item()
-        (torch.Size([128, 6]), torch.Size([128, 10]), 0.0)
     """
     matrix = _matrix(options["outputs"], options["inputs"], options["condition_number"], setting.seed)
     matrix = matrix.to(setting.device)

@@ -21,15 +21,7 @@ _NUMBER_TYPES = {
 
 
 def number_type(precision: str) -> torch.dtype:
-    """Return the type of a network's parameters.
-
-    Raises:
-        UserError: There is no such precision.
-
-    Example:
-        >>> number_type("bf16")
-        torch.bfloat16
-    """
+    """Return the type of a network's parameters."""
     if precision not in _NUMBER_TYPES:
         raise UserError(f"precision was {precision!r}: it must be one of {', '.join(_NUMBER_TYPES)}.")
     return _NUMBER_TYPES[precision]
@@ -41,11 +33,6 @@ def in_precision(model: nn.Module, precision: str) -> nn.Module:
     Args:
         model: A network in float32, which is changed.
         precision: ``"float32"``, ``"bf16-autocast"``, ``"bf16"`` or ``"fp16"``.
-
-    Example:
-        >>> model = in_precision(nn.Linear(2, 1), "bf16")
-        >>> model(torch.ones(1, 2)).dtype, next(model.parameters()).dtype
-        (torch.float32, torch.bfloat16)
     """
     dtype = number_type(precision)
     return model if dtype == torch.float32 else SixteenBit(model, dtype)
@@ -58,10 +45,6 @@ class SixteenBit(nn.Module):
     Args:
         model: Takes one tensor and returns one; its parameters and buffers are cast.
         dtype: ``torch.bfloat16`` or ``torch.float16``.
-
-    Example:
-        >>> SixteenBit(nn.Linear(2, 1), torch.float16).model.weight.dtype
-        torch.float16
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:

@@ -27,11 +27,6 @@ def rosenbrock(options: Mapping[str, Any], setting: Setting) -> Problem:
     Args:
         options: See :data:`DEFAULTS`.
         setting: Only the device matters, because nothing is random.
-
-    Example:
-        >>> problem = rosenbrock(DEFAULTS, Setting(0, torch.device("cpu"), None))
-        >>> problem.evaluate(problem.model)
-        {'objective': 625.0, 'x': 1.0, 'y': -1.5}
     """
     model = Rosenbrock(options["start"], dtype=torch.float64).to(setting.device)
     stream = _NoData(int(options["steps_per_epoch"]), setting.device)

@@ -92,4 +92,3 @@ def test_the_end_says_where_the_records_are_and_what_comes_next(told):
     assert done.err.endswith(
         "The records are in elsewhere. `apo report --runs elsewhere` writes a page with all figures and tables.\n"
     )
-    assert "* the best of its column" in told("run", *WORDS, "SGD-APO", "--runs", "elsewhere").out

@@ -1,0 +1,94 @@
+"""The runs of a command line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from apo_experiments.commands import options
+from apo_experiments.errors import UserError
+
+if TYPE_CHECKING:
+    from apo_experiments.recipe import Recipe
+    from apo_experiments.records import Record
+    from apo_experiments.runs import RunConfig
+
+__all__ = ["Planned", "planned"]
+
+
+@dataclass
+class Planned:
+    """The runs of one recipe, and what sweeps have found, by recipe and label, where they chose the hyperparameters."""
+
+    configs: list[RunConfig]
+    chosen_by: dict[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+
+
+def planned(recipe: Recipe, arguments: argparse.Namespace) -> Planned:
+    """Plan the runs of a recipe.
+
+    Args:
+        recipe: The recipe.
+        arguments: Of ``apo run``.
+    """
+    from apo_experiments.recipes import plan
+
+    if arguments.scale not in recipe.scales:
+        raise UserError(f"{recipe.name} has no scale {arguments.scale!r}: choose one of {', '.join(recipe.scales)}.")
+    overrides = options.overrides(arguments)
+    runs = plan(recipe, arguments.scale, labels=arguments.method, seeds=arguments.seeds, overrides=overrides)
+    found = _with_best(recipe, runs, overrides, arguments) if arguments.best or arguments.best_of else Planned(runs)
+    place = options.device(arguments.device)
+    return replace(
+        found, configs=[replace(config, device=place, compiled=arguments.compile) for config in found.configs]
+    )
+
+
+def _with_best(
+    recipe: Recipe, runs: list[RunConfig], overrides: Mapping[str, str], arguments: argparse.Namespace
+) -> Planned:
+    """Put the best hyperparameters into the runs; what the user has set is kept."""
+    from apo_experiments import records
+    from apo_experiments.recipes import plan
+
+    (swept,) = options.recipes([arguments.best_of]) if arguments.best_of else [recipe]
+    known = records.find(options.runs_folder(arguments), swept.name, arguments.scale)
+    found = Planned([])
+    for label in dict.fromkeys(config.label for config in runs):
+        config = next(config for config in runs if config.label == label)
+        hyper, origin = _best(swept, config, known, arguments)
+        # A setting of the task need not be repeated for each method: all methods together know it.
+        keys = {"epochs", *config.hyper, *config.options}
+        settings = {**hyper, **{key: text for key, text in overrides.items() if key in keys}}
+        found.configs += plan(recipe, arguments.scale, labels=[label], seeds=arguments.seeds, overrides=settings)
+        found.chosen_by[recipe.name, label] = origin
+    return found
+
+
+def _best(
+    swept: Recipe, config: RunConfig, known: list[Record], arguments: argparse.Namespace
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the best hyperparameters for a method and where they come from, and print that."""
+    from apo_experiments import sweep, tuning
+    from apo_experiments.progress import counted
+    from apo_experiments.results import figure_text, set_words
+
+    root = options.runs_folder(arguments)
+    where, storage = str(root), arguments.storage
+    if storage is None and (storage := tuning.storage_of(swept, config.label, arguments.scale, known)):
+        options.say(
+            f"{swept.name} {config.label} was swept in {storage}; --storage none takes the records here instead"
+        )
+        if ":***@" in storage:
+            raise UserError(f"records contain no passwords: give the address {storage} with --storage.")
+    if storage not in (None, "none"):
+        known, where = sweep.tried(swept, arguments.scale, storage, root), storage.rpartition("@")[2]
+    choice = tuning.choose(swept, config.label, arguments.scale, known, config.options, where)
+    origin = choice.origin
+    runs = f"{counted(origin['points'], 'point')} of {counted(origin['epochs'], 'epoch')}"
+    settings = " ".join(set_words(origin["hyper"])) or "the only point"
+    result = f"{origin['metric']} {figure_text(origin['value'])}, the best of {runs} in {where}"
+    options.say(f"{swept.name} {config.label}: {settings} ({result})")
+    return choice.hyper, origin
