@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["BACKENDS", "configure", "described"]
-
 #: Options that a task may have. ``tf32``: products of float32 numbers with 10 bits of mantissa, several times as fast.
 #: ``cudnn_benchmark``: try the algorithms for a convolution and keep the fastest, so that a resumed run agrees with an
 #: uninterrupted one up to rounding alone.

@@ -13,8 +13,6 @@ import torch
 from apo_experiments.errors import UserError
 from apo_experiments.files import remove, write_atomically
 
-__all__ = ["Checkpoint"]
-
 #: Saving takes at most one part in so many of the time.
 _SHARE = 20
 

@@ -7,8 +7,6 @@ from typing import Any, final
 import torch
 from torch import nn
 
-__all__ = ["CompiledNetwork"]
-
 
 @final
 class CompiledNetwork(nn.Module):

@@ -16,8 +16,6 @@ from apo_experiments.records import Record
 from apo_experiments.runs import RunConfig
 from apo_experiments.train import finished, train
 
-__all__ = ["Assignment", "Failure", "Outcome", "in_turn", "side_by_side"]
-
 
 @dataclass(frozen=True)
 class Assignment:

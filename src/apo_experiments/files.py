@@ -10,8 +10,6 @@ from pathlib import Path
 
 from apo_experiments.errors import UserError
 
-__all__ = ["append", "explained", "flush_to_disk", "remove", "write_atomically"]
-
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 

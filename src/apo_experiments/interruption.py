@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, final
 
-__all__ = ["Interruption", "TimeIsUp", "check_time", "interruptible"]
-
 
 @final
 class TimeIsUp(KeyboardInterrupt):

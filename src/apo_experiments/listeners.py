@@ -9,8 +9,6 @@ from apo_experiments.problem import Budget
 from apo_experiments.records import Record
 from apo_experiments.runs import RunConfig
 
-__all__ = ["Listener", "Silence"]
-
 
 class Listener(Protocol):
     """Receives the progress of a run."""

@@ -22,8 +22,6 @@ try:
 except ImportError:  # Windows has no flock: there the user has to make sure
     fcntl = None
 
-__all__ = ["locked", "try_lock"]
-
 _HELD = {errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES}
 
 

@@ -20,8 +20,6 @@ from typing import Any, final
 from apo_experiments.interruption import TimeIsUp
 from apo_experiments.listeners import Listener
 
-__all__ = ["Crew", "Member", "few_threads"]
-
 #: Exit codes of workers that stopped in an orderly way before their work was done.
 _INTERRUPTED, _TIME_IS_UP = 130, 3
 

@@ -19,8 +19,6 @@ from apo_experiments.records import Record
 from apo_experiments.results import figure_text, value
 from apo_experiments.runs import RunConfig
 
-__all__ = ["Lane", "Progress", "counted", "duration", "expected_seconds"]
-
 
 def counted(number: int, thing: str) -> str:
     """Return a number with the singular or plural of a word.
@@ -70,10 +68,11 @@ class Progress(AbstractContextManager["Progress"]):
         self.recipes = {recipe.name: recipe for recipe in recipes}
         self.stream: TextIO = sys.stderr if stream is None else stream
         self.every_seconds = every_seconds
-        self.runs = self.begun = 0
+        self.runs = self.begun = self.done = 0
+        self.jobs = 1
         self.waiting: dict[str, float] = {}  # the seconds that runs are expected to take, by identity
         self.lanes: list[Lane] = []
-        self._done = self._taken = self._expected = 0.0
+        self._complete = self._taken = self._expected = 0.0
         self.bars: Any = _bars(self.stream) if self.stream.isatty() and os.environ.get("TERM", "") != "dumb" else None
         self._whole: Any = None
         own = self.lane()
@@ -92,7 +91,7 @@ class Progress(AbstractContextManager["Progress"]):
 
     def expect(self, runs: int, left: Sequence[RunConfig], jobs: int = 1) -> None:
         """Announce how many runs there are and which of them are left to train, and warn if that takes days."""
-        self.runs = runs
+        self.runs, self.jobs = runs, jobs
         self.waiting = {run.identity(): expected_seconds(self.recipes[run.recipe], run) for run in left}
         seconds = sum(self.waiting.values())
         if self.bars is not None and self.runs > 1:
@@ -121,7 +120,8 @@ class Progress(AbstractContextManager["Progress"]):
 
     def ended(self, expected: float, taken: float | None) -> None:
         """Note that a run has ended, which took so long here, or was finished before."""
-        self._done += expected
+        self.done += 1
+        self._complete += expected
         if taken is not None:
             self._taken, self._expected = self._taken + taken, self._expected + expected
         self.refresh()
@@ -134,14 +134,15 @@ class Progress(AbstractContextManager["Progress"]):
         correction = taken / expected if taken > 0 and expected > 0 else 1.0
         running = [lane.seconds_left or 0.0 for lane in busy]
         rest = correction * sum(self.waiting.values())
-        return max([(rest + sum(running)) / max(len(busy), 1), *running])
+        at_a_time = max(len(busy), min(self.jobs, len(busy) + len(self.waiting)), 1)
+        return max([(rest + sum(running)) / at_a_time, *running])
 
     def refresh(self) -> None:
         """Redraw the bar of the whole command."""
         if self._whole is not None:
-            done = self._done + sum(lane.expected * lane.share for lane in self.lanes)
-            facts = f"{self.begun} of {self.runs}  {duration(self.left())} left"
-            self.bars.update(self._whole, completed=done, facts=facts)
+            complete = self._complete + sum(lane.expected * lane.share for lane in self.lanes)
+            facts = f"{self.done} of {self.runs} done  {duration(self.left())} left"
+            self.bars.update(self._whole, completed=complete, facts=facts)
 
 
 @final
@@ -220,9 +221,9 @@ class Lane:
             took, here = "(finished before)", None
         recipe = self._progress.recipes.get(record.config.recipe)
         outcome = f"{recipe.metric} {figure_text(value(record, recipe.metric))}" if recipe else "finished"
-        self._progress.ended(self.expected, here)
-        title = self.title
+        title, expected = self.title, self.expected
         self._drop()
+        self._progress.ended(expected, here)
         self._progress.message(f"{title}: {'diverged' if summary.get('diverged') else outcome} {took}")
 
     def message(self, text: str) -> None:

@@ -17,8 +17,6 @@ import torch
 import apo
 from apo_experiments import backends
 
-__all__ = ["command", "commit", "describe", "hardware", "versions"]
-
 #: Packages beside torch that a result may depend on.
 _PACKAGES = ("numpy", "scipy", "scikit-learn", "pytorch-optimizer", "sentencepiece", "sacrebleu", "optuna")
 

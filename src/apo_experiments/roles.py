@@ -18,8 +18,6 @@ from apo_experiments.errors import UserError
 from apo_experiments.files import write_atomically
 from apo_experiments.records import NAME, Record
 
-__all__ = ["as_result", "as_trial", "chosen_by", "is_swept", "is_trial", "trial_command"]
-
 
 def is_trial(record: Record) -> bool:
     """Return whether a sweep has tried a run, no matter which command trained it."""

@@ -11,8 +11,6 @@ from typing import Any
 
 from apo_experiments import renamed
 
-__all__ = ["RunConfig"]
-
 
 @dataclass(frozen=True)
 class RunConfig:

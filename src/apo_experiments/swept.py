@@ -11,8 +11,6 @@ from apo_experiments.results import value, variant
 from apo_experiments.roles import is_swept
 from apo_experiments.sweep.grid import judging_metric, worst
 
-__all__ = ["best_of_grid", "judgement", "points_of_grids"]
-
 
 def best_of_grid(recipe: Recipe, records: Iterable[Record]) -> list[Record]:
     """Return the runs of the best point of one entry, one per seed; none if no point is finished.

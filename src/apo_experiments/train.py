@@ -27,8 +27,6 @@ from apo_experiments.records import NAME, Record, RecordWriter, read
 from apo_experiments.runs import RunConfig
 from apo_experiments.training import Training
 
-__all__ = ["Listener", "Silence", "finished", "train"]
-
 #: How a step says that there is nothing left to train; apo.NonFiniteError is the first of them.
 _DIVERGENCE = (FloatingPointError, torch.linalg.LinAlgError)  # pyright: ignore[reportPrivateImportUsage]
 _BOOKKEEPING = ("kind", "step", "epoch", "seconds")

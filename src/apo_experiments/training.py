@@ -22,8 +22,6 @@ from apo_experiments.problem import Budget
 from apo_experiments.recipe import Recipe, Setting
 from apo_experiments.runs import RunConfig
 
-__all__ = ["Training"]
-
 
 @final
 class Training:

@@ -18,8 +18,6 @@ from apo_experiments.roles import is_trial, trial_command
 from apo_experiments.sweep.grid import holds_out, judging_metric
 from apo_experiments.swept import judgement
 
-__all__ = ["Choice", "choose", "storage_of", "varied"]
-
 #: How numbers are computed does not make one run a worse judge of another.
 _COMPUTATION = {"validation", "precision", "cuda_graph", "channels_last", "tf32", "cudnn_benchmark"}
 

@@ -31,8 +31,6 @@ from torch.optim import Optimizer
 from apo_experiments.baselines.fisher import sampled_score
 from apo_experiments.baselines.layers import FactoredLayer, factored_layers
 
-__all__ = ["CurvatureOptimizer"]
-
 
 class CurvatureOptimizer(Optimizer, ABC):
     """An optimizer with one block of curvature per layer.

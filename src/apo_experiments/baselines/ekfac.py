@@ -20,8 +20,6 @@ from apo_experiments.baselines.curvature import CurvatureOptimizer
 from apo_experiments.baselines.kfac import kronecker_factors
 from apo_experiments.baselines.layers import FactoredLayer
 
-__all__ = ["EKFAC"]
-
 #: The most numbers that the gradients of several examples may take at once.
 _CHUNK = 2**26
 

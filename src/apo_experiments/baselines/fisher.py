@@ -19,8 +19,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["KINDS", "sampled_score"]
-
 #: Output distributions.
 KINDS = ("categorical", "bernoulli", "gaussian")
 

@@ -21,8 +21,6 @@ from torch import Tensor
 from apo_experiments.baselines.curvature import CurvatureOptimizer
 from apo_experiments.baselines.layers import FactoredLayer
 
-__all__ = ["KFAC", "kronecker_factors"]
-
 
 @final
 class KFAC(CurvatureOptimizer):

@@ -15,8 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["FactoredLayer", "factored_layers"]
-
 
 @dataclass(frozen=True)
 class FactoredLayer:

@@ -9,8 +9,6 @@ from apo_experiments.commands import options
 from apo_experiments.commands.tables import show, text_table
 from apo_experiments.errors import UserError
 
-__all__ = ["add_to", "execute"]
-
 _EXAMPLES = """\
   apo data list                     all data sets, and which are present
   apo data fetch mnist protein      download from the official addresses

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from apo_experiments.records import Record
     from apo_experiments.runs import RunConfig
 
-__all__ = ["add_to", "execute"]
-
 _EXAMPLES = """\
   apo run rosenbrock                              minutes on two cores
   apo run all --scale smoke                       every recipe, in seconds each

@@ -11,8 +11,6 @@ from apo_experiments.commands import options
 from apo_experiments.commands.tables import show, text_table
 from apo_experiments.errors import UserError
 
-__all__ = ["add_to", "execute"]
-
 _EXAMPLES = """\
   apo sweep uci-protein --method SGDm KFAC
   apo sweep cifar10-lenet --scale paper --storage postgresql://user@host/apo    (the same on any number of machines)

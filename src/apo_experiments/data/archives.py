@@ -16,8 +16,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-__all__ = ["ArchiveError", "unpack"]
-
 
 class ArchiveError(Exception):
     """An archive that is damaged, unsafe or lacks a member; the message completes "the archive ..."."""

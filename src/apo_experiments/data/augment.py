@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["PADDING", "Normalization", "crop_and_flip"]
-
 #: The paper pads with 4 pixels on each side (appendix B).
 PADDING = 4
 

@@ -11,8 +11,6 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["DownloadError", "download"]
-
 _CHUNK = 1 << 18
 _TIMEOUT_SECONDS = 60.0
 

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from apo_experiments.problem import Batches
 
-__all__ = ["EpochBatches"]
-
 
 class EpochBatches(Batches):
     """A stream whose randomness is drawn at the beginning of each epoch.

@@ -19,8 +19,6 @@ from apo_experiments.data.locate import directory
 from apo_experiments.data.registry import DataFile, Dataset, Source, dataset
 from apo_experiments.errors import UserError
 
-__all__ = ["fetch", "verify"]
-
 
 def fetch(name: str, data_dir: str | Path | None = None, report: Callable[[str], None] = print) -> None:
     """Download the files of a data set that are missing or damaged.

@@ -17,8 +17,6 @@ import numpy as np
 
 from apo_experiments.errors import UserError
 
-__all__ = ["FormatError", "read_idx", "read_cifar", "read_matlab"]
-
 
 class FormatError(Exception):
     """A file that is not in the expected format."""

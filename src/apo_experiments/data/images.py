@@ -17,8 +17,6 @@ from apo_experiments.data.locate import damaged, require
 from apo_experiments.data.registry import dataset
 from apo_experiments.errors import UserError
 
-__all__ = ["ImageSet", "generated", "load", "split", "subset"]
-
 T = TypeVar("T")
 
 

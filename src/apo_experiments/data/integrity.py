@@ -11,8 +11,6 @@ from pathlib import Path
 
 from apo_experiments.data.registry import Checksum, DataFile
 
-__all__ = ["digest", "problem"]
-
 _CHUNK = 1 << 20
 
 

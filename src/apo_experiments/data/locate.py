@@ -9,8 +9,6 @@ from apo_experiments.data import integrity
 from apo_experiments.data.registry import Dataset, dataset
 from apo_experiments.errors import UserError
 
-__all__ = ["directory", "state", "require", "damaged"]
-
 
 def directory(data_dir: str | Path | None = None) -> Path:
     """Return the data directory: the argument, else ``$APO_DATA``, else ``~/.cache/apo-data``."""

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from apo_experiments.errors import UserError
 
-__all__ = ["Checksum", "DataFile", "Dataset", "Source", "DATASETS", "dataset"]
-
 
 @dataclass(frozen=True)
 class Checksum:

@@ -16,8 +16,6 @@ from apo_experiments.data.locate import damaged, require
 from apo_experiments.data.registry import dataset
 from apo_experiments.errors import UserError
 
-__all__ = ["Table", "generated", "load"]
-
 
 @dataclass(frozen=True)
 class Table:

@@ -11,8 +11,6 @@ from apo_experiments.data.locate import damaged, require
 from apo_experiments.data.registry import dataset
 from apo_experiments.errors import UserError
 
-__all__ = ["Pair", "ParallelText", "generated", "load"]
-
 #: A sentence and its translation.
 Pair = tuple[str, str]
 

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from apo_experiments.data.epochs import EpochBatches
 
-__all__ = ["TextBatches"]
-
 #: Source and target of one pair, as pieces of a vocabulary.
 Pieces = tuple[Sequence[int], Sequence[int]]
 #: ``(source, target_in), target_out``.

@@ -13,8 +13,6 @@ from typing import Any, final
 from apo_experiments.data.text import Pair
 from apo_experiments.errors import UserError
 
-__all__ = ["Vocabulary", "build"]
-
 
 @final
 class Vocabulary:

@@ -21,8 +21,6 @@ from apo.passes.graphs import capture, recorded
 from apo.passes.recording import tree_map
 from apo_experiments.methods.passes import EagerPass, Loss, TrainingPass
 
-__all__ = ["GraphedPass"]
-
 #: Eager passes on batches of one shape before the graph is captured.
 _WARM_UP = 3
 

@@ -9,8 +9,6 @@ from typing import Any
 from apo_experiments.errors import UserError
 from apo_experiments.method import Method
 
-__all__ = ["COMMON", "choose", "complete"]
-
 #: What every method takes.
 COMMON: dict[str, Any] = {
     "lr": 0.1,

@@ -15,17 +15,6 @@ from apo.passes.recording import as_call
 from apo_experiments.methods.hyper import choose
 from apo_experiments.problem import Problem
 
-__all__ = [
-    "PRECISIONS",
-    "EagerPass",
-    "TrainingPass",
-    "device_of",
-    "forward",
-    "forward_context",
-    "network_for_meta_steps",
-    "training_pass",
-]
-
 #: Precisions; only "bf16-autocast" changes what a pass does, the others are the network's own.
 PRECISIONS = ("float32", "bf16-autocast", "bf16", "fp16")
 

@@ -17,8 +17,6 @@ from apo_experiments.methods.passes import training_pass
 from apo_experiments.methods.schedules import build_scheduler
 from apo_experiments.problem import Budget, Problem
 
-__all__ = ["BASES", "PLAIN", "Driver", "PlainStepper", "TorchDriver"]
-
 
 class Driver(ABC):
     """How one optimizer is used and saved.

@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["load_plain_state", "plain_state"]
-
 _OBJECT = "tensors of an object"
 
 

@@ -19,8 +19,6 @@ from apo_experiments.methods.passes import forward, forward_context, training_pa
 from apo_experiments.methods.schedules import build_scheduler
 from apo_experiments.problem import Budget, Problem
 
-__all__ = ["SECOND_ORDER", "Likelihood", "SecondOrderStepper"]
-
 #: Hyperparameters beside the common ones.
 _DEFAULTS: dict[str, Any] = {
     "lr": 0.01,

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from apo_experiments.models.initialisation import initialise_sparsely_
 from apo_experiments.models.mlp import MLP
 
-__all__ = ["Autoencoder"]
-
 
 @final
 class Autoencoder(nn.Module):

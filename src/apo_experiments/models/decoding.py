@@ -7,8 +7,6 @@ from torch import Tensor
 
 from apo_experiments.models.transformer import Transformer
 
-__all__ = ["beam_search", "greedy"]
-
 
 def greedy(model: Transformer, source: Tensor, begin: int, end: int, max_length: int = 128) -> Tensor:
     """Translate by taking the most likely word at each place.

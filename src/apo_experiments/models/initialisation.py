@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-__all__ = ["initialise_he_", "initialise_sparsely_"]
-
 
 def initialise_he_(network: nn.Module) -> None:
     """Give convolutions He's normal initialisation (by outgoing connections) and zero biases."""

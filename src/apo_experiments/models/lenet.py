@@ -8,8 +8,6 @@ from torch import Tensor, nn
 
 from apo_experiments.models.widths import scaled
 
-__all__ = ["LeNet"]
-
 
 @final
 class LeNet(nn.Module):

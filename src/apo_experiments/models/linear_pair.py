@@ -6,8 +6,6 @@ from typing import final
 
 from torch import Tensor, nn
 
-__all__ = ["LinearPair"]
-
 
 @final
 class LinearPair(nn.Module):

@@ -8,8 +8,6 @@ from typing import final
 
 from torch import Tensor, nn
 
-__all__ = ["ACTIVATIONS", "MLP"]
-
 #: Activations by name.
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,

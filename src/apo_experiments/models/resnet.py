@@ -21,8 +21,6 @@ from torch.nn import functional
 from apo_experiments.models.initialisation import initialise_he_
 from apo_experiments.models.widths import scaled
 
-__all__ = ["ResNet", "resnet18", "resnet32", "resnet34"]
-
 
 @final
 class ResNet(nn.Module):

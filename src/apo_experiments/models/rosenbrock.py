@@ -13,8 +13,6 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Rosenbrock"]
-
 
 @final
 class Rosenbrock(nn.Module):

@@ -14,8 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["Transformer"]
-
 
 @final
 class Transformer(nn.Module):

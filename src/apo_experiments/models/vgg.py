@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from apo_experiments.models.initialisation import initialise_he_
 from apo_experiments.models.widths import scaled
 
-__all__ = ["VGG"]
-
 #: Channels of the 3 x 3 convolutions of VGG-16 in blocks that end with a max-pool.
 _BLOCKS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from apo_experiments.models.initialisation import initialise_he_
 from apo_experiments.models.widths import scaled
 
-__all__ = ["WideResNet"]
-
 
 @final
 class WideResNet(nn.Module):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["scaled"]
-
 
 def scaled(widths: Sequence[int], factor: float) -> list[int]:
     """Multiply widths by a factor, to at least one unit each."""

@@ -15,8 +15,6 @@ from apo_experiments.files import explained
 if TYPE_CHECKING:
     from optuna.storages import RDBStorage
 
-__all__ = ["address", "exists", "import_optuna", "open_database", "reachable", "shown"]
-
 #: How long a process waits for another one that writes to the same SQLite file.
 _SQLITE_SECONDS = 60.0
 _ATTEMPTS = 10

@@ -16,8 +16,6 @@ from apo_experiments.recipe import Entry, Recipe
 from apo_experiments.records import Record
 from apo_experiments.runs import RunConfig
 
-__all__ = ["Point", "Search", "coarse_to_fine", "holds_out", "judging_metric", "searches", "worst"]
-
 
 @dataclass(frozen=True)
 class Point:

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from optuna.storages import RDBStorage
     from optuna.trial import FrozenTrial
 
-__all__ = ["Claim", "Ledger", "as_records"]
-
 #: What Optuna raises on a change to a finished trial; it has a separate subclass since version 4.0.
 _FINISHED = RuntimeError
 

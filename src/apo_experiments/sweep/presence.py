@@ -24,8 +24,6 @@ from typing import Any, final
 from apo_experiments.files import explained
 from apo_experiments.locks import try_lock
 
-__all__ = ["Silences", "beating", "is_gone", "present", "remove_card"]
-
 
 @contextmanager
 def present(folder: Path) -> Iterator[dict[str, Any]]:

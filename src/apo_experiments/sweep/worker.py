@@ -22,8 +22,6 @@ from apo_experiments.sweep.ledger import Claim, Ledger
 from apo_experiments.sweep.presence import Silences, beating, present
 from apo_experiments.train import train
 
-__all__ = ["Order", "ledgers", "work", "work_in_processes"]
-
 
 @dataclass(frozen=True)
 class Order:

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["evaluating", "mean_over"]
-
 _CHUNK = 8192
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from apo_experiments.recipe import Setting
 
-__all__ = ["DEFAULTS", "figure1"]
-
 #: Options: points of the data, width of the network, how exact the update is.
 DEFAULTS: dict[str, Any] = {"data_points": 24, "hidden": 64, "tolerance": 1e-6}
 

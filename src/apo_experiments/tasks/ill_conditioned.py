@@ -22,8 +22,6 @@ from apo_experiments.models.linear_pair import LinearPair
 from apo_experiments.problem import Problem
 from apo_experiments.recipe import Setting
 
-__all__ = ["DEFAULTS", "ill_conditioned"]
-
 #: Options: the condition number of A, sizes, and how many new batches make an "epoch" (there is no end of data).
 DEFAULTS: dict[str, Any] = {
     "condition_number": 1e10,

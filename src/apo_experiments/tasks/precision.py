@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from apo_experiments.errors import UserError
 
-__all__ = ["SixteenBit", "in_precision", "number_type"]
-
 #: Automatic mixed precision does not change the network; the training step applies it.
 _NUMBER_TYPES = {
     "float32": torch.float32,

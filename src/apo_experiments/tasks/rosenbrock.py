@@ -13,8 +13,6 @@ from apo_experiments.models.rosenbrock import Rosenbrock
 from apo_experiments.problem import Batches, Problem
 from apo_experiments.recipe import Setting
 
-__all__ = ["DEFAULTS", "rosenbrock"]
-
 #: Options: where (x, y) begin, and after how many steps the place is recorded.
 DEFAULTS: dict[str, Any] = {"start": (1.0, -1.5), "steps_per_epoch": 10}
 

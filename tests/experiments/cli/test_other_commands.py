@@ -210,3 +210,30 @@ def test_plot_of_an_unknown_figure_is_one_sentence(apo):
     apo("run", "little-mlp", "--scale", "smoke", "--method", "SGD")
     done = apo("plot", "--figure", "pie")
     assert done.code == 2 and "choose one of curves" in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (("plot", "--out", "file"), "--out"),
+        (("plot", "--out", "file/folder"), "--out"),
+        (("publish", "--scale", "cpu", "--to", "file"), "--to"),
+        (("sweep", "little-mlp", "--scale", "smoke", "--storage", "sqlite:///file/x.db"), "--storage"),
+        (("sweep", "little-mlp", "--scale", "smoke", "--storage", "x.db"), "--storage"),
+        (("run", "little-mlp", "--scale", "smoke", "--runs", "file"), "--runs"),
+    ],
+)
+def test_what_cannot_be_written_names_the_option_that_says_where(apo, words, option):
+    Path("file").touch()
+    assert apo("run", "little-mlp", "--scale", "cpu", "--set", "data=generated", "--method", "SGD").code == 0
+    done = apo(*words)
+    assert done.code == 2 and option in done.err and done.err.count("\n") == 1
+    assert {other for other in ("--out", "--to", "--storage", "--runs", "--docs") if other in done.err} <= {
+        option,
+        *(["--runs"] if option == "--storage" else []),
+    }
+
+
+def test_report_says_that_it_is_at_work(apo):
+    apo("run", "little-mlp", "--scale", "smoke")
+    assert "Reading the records in runs and drawing their figures" in apo("report").err

@@ -93,6 +93,9 @@ def test_the_estimate_for_all_runs_starts_with_the_recipe_and_learns_from_the_ru
     shown = Progress([RECIPE], io.StringIO())
     shown.expect(3, seeds(3, 4, 5))
     assert shown.left() == pytest.approx(9)
+    shown.expect(3, seeds(3, 4, 5), jobs=3)
+    assert shown.left() == pytest.approx(3)
+    shown.expect(3, seeds(3, 4, 5))
     shown.started(CONFIG, Budget(40, 10))
     shown.row({"step": 10, "seconds": 15.0})  # one run takes 60 s
     assert shown.left() == pytest.approx(45 + 120)
@@ -160,7 +163,7 @@ def test_a_terminal_shows_one_bar_for_all_runs_and_one_for_each_that_is_at_work(
         ]
         whole = shown.bars.tasks[0]
         assert whole.completed / whole.total == pytest.approx(1 / 3)
-        assert whole.fields["facts"] == f"2 of 3  {duration(60)} left"
+        assert whole.fields["facts"] == f"0 of 3 done  {duration(60)} left"
         shown.bars.refresh()
         first.message("[a message] with brackets")
         first.finished(FINISHED)
