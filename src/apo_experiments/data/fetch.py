@@ -8,16 +8,21 @@ half-written file is left.
 from __future__ import annotations
 
 import errno
+import http.client
 import os
 import tempfile
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 from apo_experiments.data import archives, integrity
-from apo_experiments.data.download import DownloadError, download
 from apo_experiments.data.locate import directory
 from apo_experiments.data.registry import DataFile, Dataset, Source, dataset
 from apo_experiments.errors import UserError
+
+_CHUNK = 1 << 18
+_TIMEOUT_SECONDS = 60.0
 
 
 def fetch(name: str, data_dir: str | Path | None = None, report: Callable[[str], None] = print) -> None:
@@ -45,7 +50,15 @@ def fetch(name: str, data_dir: str | Path | None = None, report: Callable[[str],
         for source in wanted or entry.sources:
             _fetch_source(entry, source, files, root, report)
     except OSError as error:
-        raise _disk_error(entry, root, error) from error
+        if error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
+            raise UserError(
+                f"The disk that holds {root} is full, so {name} was not stored: free some space or name another folder "
+                f"with --data-dir, then run `apo data fetch {name}` again."
+            ) from error
+        raise UserError(
+            f"The data set {name} cannot be stored in {root} ({error.strerror or error}): name another folder with "
+            "--data-dir or APO_DATA."
+        ) from error
     problems = verify(name, root)
     if problems:
         raise UserError(f"The data set {name} was downloaded but {problems[0]}.")
@@ -108,8 +121,8 @@ def _download_any(entry: Dataset, source: Source, target: Path, report: Callable
     for url in source.urls:
         report(f"{entry.name}: {url}")
         try:
-            download(url, target, lambda line: report(f"{entry.name}: {line}"))
-        except DownloadError as error:
+            _download(url, target, lambda line: report(f"{entry.name}: {line}"))
+        except _DownloadError as error:
             reasons.append(f"{url}: {error}")
             continue
         if source.checksum is None or integrity.digest(target, source.checksum) == source.checksum.digest:
@@ -121,13 +134,39 @@ def _download_any(entry: Dataset, source: Source, target: Path, report: Callable
     )
 
 
-def _disk_error(entry: Dataset, root: Path, error: OSError) -> UserError:
-    if error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
-        return UserError(
-            f"The disk that holds {root} is full, so {entry.name} was not stored: free some space or name another "
-            f"folder with --data-dir, then run `apo data fetch {entry.name}` again."
-        )
-    return UserError(
-        f"The data set {entry.name} cannot be stored in {root} ({error.strerror or error}): name another folder with "
-        "--data-dir or APO_DATA."
-    )
+class _DownloadError(Exception):
+    """The server or the network failed; the message is the reason."""
+
+
+def _download(url: str, target: Path, report: Callable[[str], None]) -> None:
+    """Download a file, checked for completeness.
+
+    In place of the package pooch, which has neither mirrors nor members of archives under other names.
+    """
+    # Some servers reject the library's default name.
+    request = urllib.request.Request(url, headers={"User-Agent": "apo-optim"})
+    try:
+        response = urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS)
+    except urllib.error.HTTPError as error:
+        raise _DownloadError(f"HTTP status {error.code}") from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise _DownloadError(str(getattr(error, "reason", error))) from error
+    with response, open(target, "wb") as file:
+        total = int(response.headers.get("Content-Length") or 0)
+        received, tenths = 0, 0
+        while chunk := _read(response):
+            file.write(chunk)  # outside of _read: a full disk is not a failing network
+            received += len(chunk)
+            if total and received * 10 // total > tenths:
+                tenths = received * 10 // total
+                report(f"{tenths * 10}% of {total / 1e6:.1f} MB")
+    # A connection that closes early looks like the end of the file.
+    if received < total:
+        raise _DownloadError(f"the connection ended after {received:,} of {total:,} bytes")
+
+
+def _read(response: http.client.HTTPResponse) -> bytes:
+    try:
+        return response.read(_CHUNK)
+    except (OSError, http.client.HTTPException) as error:
+        raise _DownloadError(str(error) or type(error).__name__) from error

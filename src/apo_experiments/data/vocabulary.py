@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, final
 
 from apo_experiments.data.text import Pair
@@ -57,25 +53,16 @@ class Vocabulary:
         return [(self.encode(source), self.encode(target)) for source, target in pairs]
 
 
-def build(pairs: Sequence[Pair], size: int, cache: Path | None = None) -> Vocabulary:
-    """Train a joint vocabulary on both sides of the training text, or read it from a cache.
+def build(pairs: Sequence[Pair], size: int) -> Vocabulary:
+    """Train a joint vocabulary on both sides of the training text.
 
     Args:
         pairs: The training text.
         size: The most pieces, including the four special ones; a small text yields fewer.
-        cache: A folder. The file in it is named after the text and the size, so that it cannot be stale, and is
-            written atomically.
     """
     if not pairs:
         raise ValueError("pairs must hold the training text, got none")
-    lines = [side for pair in pairs for side in pair]
-    if cache is None:
-        return Vocabulary(_train(lines, size))
-    key = hashlib.sha256("\n".join([str(size), *lines]).encode()).hexdigest()[:16]
-    path = cache / f"bpe-{size}-{key}.model"
-    if not path.is_file():
-        _write(path, _train(lines, size))
-    return Vocabulary(path.read_bytes())
+    return Vocabulary(_train([side for pair in pairs for side in pair], size))
 
 
 def _train(lines: Sequence[str], size: int) -> bytes:
@@ -101,25 +88,6 @@ def _train(lines: Sequence[str], size: int) -> bytes:
             "characters and needs a few pieces more): choose a larger vocabulary."
         ) from error
     return model.getvalue()
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file so that another process sees all of it or nothing."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=".bpe-", dir=path.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise UserError(
-            f"The vocabulary cannot be written to {path.parent} ({error.strerror or error}): free some space there or "
-            "choose another folder."
-        ) from error
 
 
 def _sentencepiece() -> Any:

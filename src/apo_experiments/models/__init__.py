@@ -2,7 +2,7 @@
 
 from apo_experiments.models.alexnet import AlexNet
 from apo_experiments.models.autoencoder import Autoencoder
-from apo_experiments.models.decoding import beam_search, greedy
+from apo_experiments.models.decoding import beam_search
 from apo_experiments.models.lenet import LeNet
 from apo_experiments.models.linear_pair import LinearPair
 from apo_experiments.models.mlp import MLP
@@ -24,7 +24,6 @@ __all__ = [
     "VGG",
     "WideResNet",
     "beam_search",
-    "greedy",
     "resnet18",
     "resnet32",
     "resnet34",

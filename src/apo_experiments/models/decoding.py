@@ -1,4 +1,4 @@
-"""Turn a trained Transformer into translations: greedy and beam search."""
+"""Turn a trained Transformer into translations: beam search."""
 
 from __future__ import annotations
 
@@ -6,22 +6,6 @@ import torch
 from torch import Tensor
 
 from apo_experiments.models.transformer import Transformer
-
-
-def greedy(model: Transformer, source: Tensor, begin: int, end: int, max_length: int = 128) -> Tensor:
-    """Translate by taking the most likely word at each place.
-
-    Args:
-        model: In evaluation mode, or dropout is applied.
-        source: Words ``[batch, source length]``.
-        begin: Index of the begin mark.
-        end: Index of the end mark.
-        max_length: The most words of a translation.
-
-    Returns:
-        Words ``[batch, length]`` without the begin mark; the end mark and everything after it are padding.
-    """
-    return beam_search(model, source, begin, end, max_length, width=1)
 
 
 @torch.no_grad()
@@ -34,21 +18,21 @@ def beam_search(
     width: int = 4,
     length_penalty: float = 1.0,
 ) -> Tensor:
-    """Translate by following the ``width`` most likely beginnings at once.
+    """Translate by following the ``width`` most likely beginnings at once; 1 is greedy search.
 
     Finished hypotheses are ranked by log-likelihood divided by ``length ** length_penalty``, end mark included.
 
     Args:
-        model: See :func:`greedy`.
-        source: See :func:`greedy`.
-        begin: See :func:`greedy`.
-        end: See :func:`greedy`.
-        max_length: See :func:`greedy`.
+        model: In evaluation mode, or dropout is applied.
+        source: Words ``[batch, source length]``.
+        begin: Index of the begin mark.
+        end: Index of the end mark.
+        max_length: The most words of a translation.
         width: Number of hypotheses kept for each sentence.
         length_penalty: Exponent of the length.
 
     Returns:
-        See :func:`greedy`.
+        Words ``[batch, length]`` without the begin mark; the end mark and everything after it are padding.
     """
     if width < 1:
         raise ValueError(f"width must be at least 1, got {width}: 1 is greedy search")
