@@ -29,8 +29,6 @@ from apo_experiments.errors import UserError
 from apo_experiments.files import append, explained, flush_to_disk, write_atomically
 from apo_experiments.runs import RunConfig
 
-__all__ = ["NAME", "Record", "RecordWriter", "find", "read"]
-
 #: The file's name in a run's folder.
 NAME = "record.jsonl"
 

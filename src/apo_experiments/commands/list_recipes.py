@@ -12,8 +12,6 @@ from apo_experiments.commands.tables import text_table
 if TYPE_CHECKING:
     from apo_experiments.recipe import Recipe
 
-__all__ = ["add_to", "execute"]
-
 
 def add_to(subparsers: argparse._SubParsersAction) -> None:
     """Add the command to the parser."""

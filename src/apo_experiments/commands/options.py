@@ -21,22 +21,6 @@ from apo_experiments.errors import UserError
 if TYPE_CHECKING:
     from apo_experiments.recipe import Recipe
 
-__all__ = [
-    "add_command",
-    "add_execution_options",
-    "add_runs_option",
-    "deadline",
-    "device",
-    "grid",
-    "nearest",
-    "overrides",
-    "read_former_names",
-    "recipes",
-    "runs_folder",
-    "say",
-    "writable",
-]
-
 SCALES = ("smoke", "cpu", "paper")
 
 
@@ -138,23 +122,13 @@ def read_former_names(arguments: argparse.Namespace) -> None:
 
 
 def overrides(arguments: argparse.Namespace) -> dict[str, str]:
-    """Parse ``--set key=value`` and ``--epochs``.
-
-    Example:
-        >>> overrides(argparse.Namespace(set=["lr=0.1", "batch_size=64"], epochs=3))
-        {'lr': '0.1', 'batch_size': '64', 'epochs': '3'}
-    """
+    """Parse ``--set key=value`` and ``--epochs``."""
     found = _pairs(arguments.set, "--set", "--set lr=0.1")
     return found if arguments.epochs is None else {**found, "epochs": str(arguments.epochs)}
 
 
 def grid(pairs: Sequence[str] | None) -> dict[str, list[str]]:
-    """Parse ``--grid key=value,value,...``.
-
-    Example:
-        >>> grid(["lr=0.1,0.03", "damping=0.01"])
-        {'lr': ['0.1', '0.03'], 'damping': ['0.01']}
-    """
+    """Parse ``--grid key=value,value,...``."""
     example = "--grid lr=0.1,0.03"
     found = {key: text.split(",") for key, text in _pairs(pairs, "--grid", example).items()}
     for key, values in found.items():
@@ -174,7 +148,11 @@ def _pairs(pairs: Sequence[str] | None, option: str, example: str) -> dict[str, 
 
 
 def recipes(names: Iterable[str]) -> list[Recipe]:
-    """Return the recipes of these names, each once; ``all`` means every recipe."""
+    """Return the recipes of these names, each once; ``all`` means every recipe.
+
+    Raises:
+        UserError: A name is unknown; the message suggests similar ones.
+    """
     from apo_experiments.recipes import RECIPES
 
     found: dict[str, Recipe] = {}

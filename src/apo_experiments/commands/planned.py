@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from apo_experiments.records import Record
     from apo_experiments.runs import RunConfig
 
-__all__ = ["Planned", "planned"]
-
 
 @dataclass
 class Planned:

@@ -8,8 +8,6 @@ from pathlib import Path
 from apo_experiments.commands import options
 from apo_experiments.commands.tables import show
 
-__all__ = ["add_to", "execute"]
-
 _EXAMPLES = """\
   apo publish                                    all finished runs of the scale paper, at full length
   apo publish cifar10-lenet --runs elsewhere

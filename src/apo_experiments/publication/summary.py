@@ -9,8 +9,6 @@ from apo_experiments.publication.tables import anchor, grid, seeds, spread, word
 from apo_experiments.recipe import Recipe
 from apo_experiments.results import figure_text
 
-__all__ = ["summary"]
-
 #: One recipe at one scale, as in :mod:`apo_experiments.publication.page`.
 Section = tuple[Recipe, str, list[Row]]
 

@@ -21,8 +21,6 @@ from apo_experiments.recipes import grids
 from apo_experiments.recipes.smoke import smoke_hyper
 from apo_experiments.tasks.translation import DEFAULTS, translation
 
-__all__ = ["RECIPES"]
-
 _ENTRIES = (
     # The warm-up is for the inverse-sqrt points of its grid: a fixed rate takes none.
     Entry("SGDm", "sgdm", {"lr": 0.3, "weight_decay": 1e-4, "schedule_warmup": 4000}, grid=grids.SGDM_TRANSLATION),

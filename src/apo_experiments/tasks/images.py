@@ -21,8 +21,6 @@ from apo_experiments.recipe import Setting
 from apo_experiments.tasks.evaluation import mean_over
 from apo_experiments.tasks.precision import in_precision, number_type
 
-__all__ = ["DEFAULTS", "MODELS", "images"]
-
 #: Options: the data set and the network; ``width`` multiplies the network's hidden widths; ``augment`` crops and flips
 #: at random; ``validation`` holds out 5,000 training images for choosing hyperparameters (a tenth of a small set);
 #: ``train_images`` and ``test_images`` take the first so many; ``channels_last`` lays images and kernels out as a GPU's
