@@ -126,6 +126,14 @@ class Progress(AbstractContextManager["Progress"]):
             self._taken, self._expected = self._taken + taken, self._expected + expected
         self.refresh()
 
+    def failed(self, config: RunConfig) -> None:
+        """Note that a run has ended without a result, perhaps with its process."""
+        self.waiting.pop(config.identity(), None)
+        for lane in self.lanes:
+            if lane.identity == config.identity():
+                lane.drop()
+        self.refresh()
+
     def left(self) -> float:
         """Return the seconds that all runs together still need."""
         busy = [lane for lane in self.lanes if lane.seconds_left is not None]
@@ -169,6 +177,9 @@ class Lane:
         shown = self._progress
         shown.begun += 1
         shown.runs = max(shown.runs, shown.begun) if shown.runs else 0
+        for lane in shown.lanes:
+            if lane.identity == config.identity():  # its worker died, and the run goes on here
+                lane.drop()
         self.identity = config.identity()
         self.expected = shown.waiting.pop(self.identity, 0.0)
         place = f"{shown.begun}/{shown.runs}" if shown.runs else f"{shown.begun}"
@@ -176,7 +187,7 @@ class Lane:
 
     def started(self, config: RunConfig, budget: Budget) -> None:
         """Show the run and its length."""
-        self._drop()
+        self.drop()
         self._begin(config)
         self.budget = budget
         if self._progress.bars is not None:
@@ -216,13 +227,13 @@ class Lane:
         took = f"in {duration(summary.get('seconds') or 0.0)}"
         here: float | None = time.monotonic() - self._began
         if self.identity != record.config.identity():
-            self._drop()
+            self.drop()
             self._begin(record.config)
             took, here = "(finished before)", None
         recipe = self._progress.recipes.get(record.config.recipe)
         outcome = f"{recipe.metric} {figure_text(value(record, recipe.metric))}" if recipe else "finished"
         title, expected = self.title, self.expected
-        self._drop()
+        self.drop()
         self._progress.ended(expected, here)
         self._progress.message(f"{title}: {'diverged' if summary.get('diverged') else outcome} {took}")
 
@@ -230,7 +241,8 @@ class Lane:
         """Print something with the name of the run, since there may be others beside it."""
         self._progress.message(f"{self.title}: {text}" if self.title else text)
 
-    def _drop(self) -> None:
+    def drop(self) -> None:
+        """Remove the bar of a run that has ended or failed."""
         if self.task is not None:
             self._progress.bars.remove_task(self.task)
             self._progress.bars.refresh()  # or the bar would be printed again below the result

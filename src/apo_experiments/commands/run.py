@@ -107,6 +107,7 @@ def _carry_out(
         try:
             for config, result in outcomes:
                 if isinstance(result, Failure):
+                    display.failed(config)
                     if result.fixable and len(recipes) == jobs == 1:
                         if arguments.debug:
                             display.message(result.details)

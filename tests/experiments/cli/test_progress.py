@@ -172,3 +172,14 @@ def test_a_terminal_shows_one_bar_for_all_runs_and_one_for_each_that_is_at_work(
     assert "loss 0.25  rate 0.1" in text and "epoch 2/4" in text
     assert "[1/3] little-mlp SGD seed 3: [a message] with brackets" in text
     assert "test_loss 0.5000 in 1 min 15 s" in text
+
+
+def test_the_bar_of_a_run_whose_process_died_goes_away(terminal):
+    with Progress([RECIPE], terminal) as shown:
+        shown.expect(2, seeds(3, 4))
+        for config in seeds(3, 4):
+            shown.lane().started(config, Budget(40, 10))
+        shown.failed(CONFIG)
+        assert [task.description for task in shown.bars.tasks] == ["all runs", "[2/2] little-mlp SGD seed 4"]
+        shown.lane().started(*seeds(4), Budget(40, 10))  # another worker of a sweep resumes it
+        assert [task.description for task in shown.bars.tasks] == ["all runs", "[3/3] little-mlp SGD seed 4"]
