@@ -75,6 +75,7 @@ class Progress(AbstractContextManager["Progress"]):
         self._complete = self._taken = self._expected = 0.0
         self.bars: Any = _bars(self.stream) if self.stream.isatty() and os.environ.get("TERM", "") != "dumb" else None
         self._whole: Any = None
+        self._warned = False
         own = self.lane()
         self.started, self.row, self.finished = own.started, own.row, own.finished
 
@@ -97,13 +98,20 @@ class Progress(AbstractContextManager["Progress"]):
         if self.bars is not None and self.runs > 1:
             self._whole = self.bars.add_task("all runs", total=seconds or 1, facts="")
             self.refresh()
-        if seconds / jobs >= 86_400:
+        on_cpu = any(run.scale == "paper" and run.device == "cpu" for run in left)
+        if seconds / jobs >= (3_600 if on_cpu else 86_400):  # an hour of a GPU is days of a CPU
             machine = "one GPU" if any(run.scale == "paper" for run in left) else "two cores"
+            machine += ", and many times as long on a CPU as here" if on_cpu else ""
+            self.warn(f"This will take about {duration(seconds / jobs)} on {machine} ({counted(len(left), 'run')})")
+
+    def warn(self, sentence: str) -> None:
+        """Print, once, that it will take long, and what to do about it."""
+        if not self._warned:
             self.message(
-                f"This will take about {duration(seconds / jobs)} on {machine} ({counted(len(left), 'run')}). Ctrl-C "
-                "stops it, and the same command resumes it; --method, --seeds, --epochs and a smaller --scale make it "
-                "shorter."
+                f"{sentence}. Ctrl-C stops it, and the same command resumes it; --method, --seeds, --epochs and a "
+                "smaller --scale make it shorter."
             )
+        self._warned = True
 
     def lane(self) -> Lane:
         """Return a listener for one run at a time, beside others."""
@@ -208,6 +216,8 @@ class Lane:
             per_step = (now - self._first[1]) / (step - self._first[0])
         self.share, self.seconds_in_all = step / self.budget.steps, per_step * self.budget.steps
         self.seconds_left = left = per_step * max(self.budget.steps - step, 0)
+        if self._progress.left() >= 86_400:
+            self._progress.warn(f"At this pace all runs take another {duration(self._progress.left())}")
         facts = [f"epoch {step / self.budget.steps_per_epoch:.4g}/{self.budget.steps // self.budget.steps_per_epoch}"]
         for name, key in (("loss", "train_loss"), ("rate", "rate")):
             if row.get(key) is not None:

@@ -118,13 +118,31 @@ def test_lines_of_several_runs_end_with_the_time_that_all_of_them_need():
     assert stream.getvalue().endswith("epoch 1/4, 45 s left (all runs: 1 min 45 s)\n")
 
 
-@pytest.mark.parametrize(("minutes", "jobs", "words"), [(10_000, 1, "6 d 22 h on one GPU (1 run)"), (10_000, 9, None)])
-def test_runs_that_take_days_are_announced_before_they_begin(minutes, jobs, words):
+@pytest.mark.parametrize(
+    ("minutes", "jobs", "device", "words"),
+    [
+        (10_000, 1, "cuda", "6 d 22 h on one GPU (1 run)"),
+        (10_000, 9, "cuda", None),
+        (120, 1, "cuda", None),
+        (120, 1, "cpu", "2 h 0 min on one GPU, and many times as long on a CPU as here (1 run)"),
+    ],
+)
+def test_runs_that_take_days_are_announced_before_they_begin(minutes, jobs, device, words):
     stream = io.StringIO()
     recipe = replace(RECIPE, entries=RECIPE.entries[:1], scales={"paper": Scale(4, 1, minutes)})
-    Progress([recipe], stream).expect(1, [replace(CONFIG, scale="paper")], jobs)
+    Progress([recipe], stream).expect(1, [replace(CONFIG, scale="paper", device=device)], jobs)
     assert (words is None and not stream.getvalue()) or f"This will take about {words}." in stream.getvalue()
     assert stream.getvalue().count("\n") == (words is not None)
+
+
+def test_runs_that_turn_out_to_take_days_are_announced_once():
+    stream = io.StringIO()
+    shown = Progress([RECIPE], stream, every_seconds=60)
+    shown.expect(2, seeds(3, 4))
+    shown.started(CONFIG, Budget(40, 10))
+    for _ in range(2):
+        shown.row({"step": 10, "seconds": 86_400.0})
+    assert stream.getvalue().count("At this pace all runs take another 7 d 0 h. Ctrl-C stops it") == 1
 
 
 def test_a_display_that_nobody_reads_any_more_does_not_stop_the_runs():
