@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -16,8 +14,6 @@ from apo_experiments.data import formats
 from apo_experiments.data.locate import damaged, require
 from apo_experiments.data.registry import dataset
 from apo_experiments.errors import UserError
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -55,6 +51,13 @@ def load(name: str, data_dir: str | Path | None = None) -> ImageSet:
     if dataset(name).kind != "images":
         raise UserError(f"The data set {name} does not consist of images.")
     root = require(name, data_dir)
+    try:
+        return _read(name, root)
+    except formats.FormatError as error:
+        raise damaged(name, error.path, str(error)) from error
+
+
+def _read(name: str, root: Path) -> ImageSet:
     if name in ("mnist", "fashion-mnist"):
         train, test = (_load_idx(name, root, part) for part in ("train", "t10k"))
     elif name == "cifar10":
@@ -131,13 +134,6 @@ def subset(images: ImageSet, train: int | None = None, test: int | None = None) 
     )
 
 
-def _read(name: str, path: Path, reader: Callable[[Path], T]) -> T:
-    try:
-        return reader(path)
-    except formats.FormatError as error:
-        raise damaged(name, path, str(error)) from error
-
-
 def _labelled(name: str, path: Path, images: np.ndarray, labels: np.ndarray, classes: int) -> tuple[Tensor, Tensor]:
     if len(images) != len(labels):
         raise damaged(name, path, f"has {len(labels):,} labels for {len(images):,} images")
@@ -148,7 +144,7 @@ def _labelled(name: str, path: Path, images: np.ndarray, labels: np.ndarray, cla
 
 def _load_idx(name: str, root: Path, part: str) -> tuple[Tensor, Tensor]:
     image_file, label_file = (root / name / f"{part}-{what}-ubyte.gz" for what in ("images-idx3", "labels-idx1"))
-    images, labels = _read(name, image_file, formats.read_idx), _read(name, label_file, formats.read_idx)
+    images, labels = formats.read_idx(image_file), formats.read_idx(label_file)
     if images.ndim != 3 or labels.ndim != 1:
         wrong = image_file if images.ndim != 3 else label_file
         raise damaged(name, wrong, "has the wrong number of axes")
@@ -156,12 +152,11 @@ def _load_idx(name: str, root: Path, part: str) -> tuple[Tensor, Tensor]:
 
 
 def _load_cifar(name: str, path: Path, label_bytes: int, classes: int) -> tuple[Tensor, Tensor]:
-    images, labels = _read(name, path, lambda file: formats.read_cifar(file, label_bytes, classes))
-    return _labelled(name, path, images, labels, classes)
+    return _labelled(name, path, *formats.read_cifar(path, label_bytes, classes), classes)
 
 
 def _load_svhn(name: str, path: Path) -> tuple[Tensor, Tensor]:
-    arrays = _read(name, path, formats.read_matlab)
+    arrays = formats.read_matlab(path)
     pixels, labels = arrays.get("X"), arrays.get("y")
     if pixels is None or labels is None or pixels.ndim != 4 or pixels.dtype != np.uint8:
         raise damaged(name, path, "has no images X of bytes and labels y")
@@ -169,18 +164,11 @@ def _load_svhn(name: str, path: Path) -> tuple[Tensor, Tensor]:
     return _labelled(name, path, pixels.transpose(3, 2, 0, 1), labels.reshape(-1) % 10, 10)
 
 
-def _image_set(
-    name: str, train_images: Tensor, train_labels: Tensor, test_images: Tensor, test_labels: Tensor, classes: int
-) -> ImageSet:
-    mean, std = _statistics(train_images)
-    return ImageSet(name, train_images, train_labels, test_images, test_labels, classes, mean, std)
-
-
-def _statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation of each channel, from how often each of the 256 values occurs."""
+def _image_set(name: str, images: Tensor, labels: Tensor, test: Tensor, test_labels: Tensor, classes: int) -> ImageSet:
+    """Add mean and standard deviation of each channel, from how often each of the 256 values occurs."""
     values = torch.arange(256, dtype=torch.float64) / 255
     channels = [torch.bincount(images[:, c].reshape(-1), minlength=256).double() for c in range(images.shape[1])]
     shares = torch.stack([counts / counts.sum() for counts in channels])
     mean = shares @ values
     std = (shares * (values - mean[:, None]).square()).sum(1).sqrt()
-    return tuple(mean.tolist()), tuple(std.tolist())
+    return ImageSet(name, images, labels, test, test_labels, classes, tuple(mean.tolist()), tuple(std.tolist()))

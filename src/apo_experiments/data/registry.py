@@ -131,39 +131,34 @@ _CIFAR10_DIGESTS = (
     ("test_batch.bin", "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"),
 )
 
-CIFAR10 = Dataset(
-    "cifar10",
-    "CIFAR-10: 50,000 + 10,000 colour images of 10 classes, 32 x 32",
-    "images",
+
+def _cifar(classes: int, files: tuple[DataFile, ...], digest: str) -> Dataset:
+    """Describe the binary version of CIFAR, whose archive has an MD5 digest."""
+    archive = f"cifar-{classes}-binary.tar.gz"
+    members = tuple((file.path, file.path) for file in files)
+    url = f"https://www.cs.toronto.edu/~kriz/{archive}"
+    return Dataset(
+        f"cifar{classes}",
+        f"CIFAR-{classes}: 50,000 + 10,000 colour images of {classes} classes, 32 x 32",
+        "images",
+        files,
+        (Source((url,), members, "tar", Checksum(digest, "md5")),),
+        "none stated; cite Krizhevsky 2009",
+        f"unpack the binary version, {archive}",
+    )
+
+
+CIFAR10 = _cifar(
+    10,
     tuple(DataFile(f"cifar-10-batches-bin/{file}", 30_730_000, Checksum(digest)) for file, digest in _CIFAR10_DIGESTS),
-    (
-        Source(
-            ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
-            tuple((f"cifar-10-batches-bin/{file}", f"cifar-10-batches-bin/{file}") for file, _ in _CIFAR10_DIGESTS),
-            "tar",
-            Checksum("c32a1d4ab5d03f1284b67883e8d87530", "md5"),
-        ),
-    ),
-    "none stated; cite Krizhevsky 2009",
-    "unpack the binary version, cifar-10-binary.tar.gz",
+    "c32a1d4ab5d03f1284b67883e8d87530",
 )
 
-CIFAR100 = Dataset(
-    "cifar100",
-    "CIFAR-100: 50,000 + 10,000 colour images of 100 classes, 32 x 32",
-    "images",
-    # A record is a coarse label, a fine label and 3,072 pixels. Only the archive has a published checksum.
+# A record is a coarse label, a fine label and 3,072 pixels. Only the archive has a published checksum.
+CIFAR100 = _cifar(
+    100,
     (DataFile("cifar-100-binary/train.bin", 153_700_000), DataFile("cifar-100-binary/test.bin", 30_740_000)),
-    (
-        Source(
-            ("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",),
-            tuple((f"cifar-100-binary/{part}.bin", f"cifar-100-binary/{part}.bin") for part in ("train", "test")),
-            "tar",
-            Checksum("03b5dce01913d631647c71ecec9e9cb8", "md5"),
-        ),
-    ),
-    "none stated; cite Krizhevsky 2009",
-    "unpack the binary version, cifar-100-binary.tar.gz",
+    "03b5dce01913d631647c71ecec9e9cb8",
 )
 
 SVHN = Dataset(

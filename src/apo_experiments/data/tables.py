@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,20 +31,9 @@ class Table:
     targets: Tensor
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """The roles of a file's columns, by their names in the header."""
-
-    targets: tuple[str, ...]
-    dropped: tuple[str, ...] = ()
-
-
-_LAYOUTS = {
-    "protein": _Layout(("RMSD",)),
-    # The patient must not be an input.
-    "slice": _Layout(("reference",), ("patientId",)),
-    "parkinsons": _Layout(("motor_UPDRS", "total_UPDRS"), ("subject#",)),
-}
+#: Columns that are targets; and those that are no inputs either, since the patient must not be one.
+_TARGETS = {"protein": ["RMSD"], "slice": ["reference"], "parkinsons": ["motor_UPDRS", "total_UPDRS"]}
+_DROPPED = {"protein": [], "slice": ["patientId"], "parkinsons": ["subject#"]}
 
 
 def load(name: str, data_dir: str | Path | None = None) -> Table:
@@ -60,12 +48,13 @@ def load(name: str, data_dir: str | Path | None = None) -> Table:
         raise UserError(f"The data set {name} is not a table.")
     path = require(name, data_dir) / entry.files[0].path
     header, rows = _read(name, path)
-    layout = _LAYOUTS[name]
-    absent = [column for column in (*layout.targets, *layout.dropped) if column not in header]
+    special = _TARGETS[name] + _DROPPED[name]
+    absent = [column for column in special if column not in header]
     if absent:
         raise damaged(name, path, f"has no column {', '.join(absent)}")
-    inputs = [c for c in header if c not in layout.targets and c not in layout.dropped]
-    return _table(name, _columns(rows, header, inputs), _columns(rows, header, layout.targets))
+    inputs = [place for place, column in enumerate(header) if column not in special]
+    targets = [header.index(column) for column in _TARGETS[name]]
+    return Table(name, _normalized(rows[:, inputs]), _normalized(rows[:, targets]))
 
 
 def generated(rows: int = 256, inputs: int = 8, targets: int = 1, seed: int = 0) -> Table:
@@ -80,7 +69,7 @@ def generated(rows: int = 256, inputs: int = 8, targets: int = 1, seed: int = 0)
     draw = np.random.default_rng(seed)
     x = draw.standard_normal((rows, inputs))
     y = np.tanh(x @ draw.standard_normal((inputs, 16))) @ draw.standard_normal((16, targets))
-    return _table("generated", x, y + 0.05 * draw.standard_normal(y.shape))
+    return Table("generated", _normalized(x), _normalized(y + 0.05 * draw.standard_normal(y.shape)))
 
 
 def _read(name: str, path: Path) -> tuple[list[str], np.ndarray]:
@@ -97,14 +86,6 @@ def _read(name: str, path: Path) -> tuple[list[str], np.ndarray]:
     if not np.isfinite(rows).all():
         raise damaged(name, path, "is corrupted (a number is not finite)")
     return header, rows
-
-
-def _columns(rows: np.ndarray, header: Sequence[str], chosen: Sequence[str]) -> np.ndarray:
-    return rows[:, [header.index(column) for column in chosen]]
-
-
-def _table(name: str, inputs: np.ndarray, targets: np.ndarray) -> Table:
-    return Table(name, _normalized(inputs), _normalized(targets))
 
 
 def _normalized(columns: np.ndarray) -> Tensor:

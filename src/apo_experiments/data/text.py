@@ -121,7 +121,10 @@ def _load_tatoeba(name: str, path: Path, seed: int) -> ParallelText:
     draw.shuffle(groups)
     held = max(1, len(groups) // 50)
     splits = groups[2 * held :], groups[:held], groups[held : 2 * held]
-    return ParallelText(name, *(_shuffled(split, draw) for split in splits))
+    train, valid, test = ([pair for group in split for pair in group] for split in splits)
+    for part in (train, valid, test):
+        draw.shuffle(part)
+    return ParallelText(name, train, valid, test)
 
 
 def _sharing_sentences(pairs: Sequence[Pair]) -> list[list[Pair]]:
@@ -132,9 +135,3 @@ def _sharing_sentences(pairs: Sequence[Pair]) -> list[list[Pair]]:
         group = [*german, *(english if english is not german else ()), pair]
         group_of.update((side, group) for member in group for side in enumerate(member))
     return list({id(group): group for group in group_of.values()}.values())
-
-
-def _shuffled(groups: Sequence[Sequence[Pair]], draw: random.Random) -> list[Pair]:
-    pairs = [pair for group in groups for pair in group]
-    draw.shuffle(pairs)
-    return pairs

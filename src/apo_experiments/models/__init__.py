@@ -1,4 +1,8 @@
-"""The networks of the paper's experiments, each configurable down to a size that trains in seconds."""
+"""The networks of the paper's experiments, each configurable down to a size that trains in seconds.
+
+Networks for images take the number of ``classes``, the ``channels`` of the images, and ``width``, a factor on every
+hidden width.
+"""
 
 from apo_experiments.models.alexnet import AlexNet
 from apo_experiments.models.autoencoder import Autoencoder

@@ -11,13 +11,7 @@ from apo_experiments.models.widths import scaled
 
 @final
 class AlexNet(nn.Module):
-    """Five convolutions (64-192-384-256-256 channels) with three max-pools down to one pixel, then one linear layer.
-
-    Args:
-        classes: Number of outputs.
-        channels: Channels of the images.
-        width: Multiplies every hidden width.
-    """
+    """Five convolutions (64-192-384-256-256 channels) with three max-pools down to one pixel, then one linear layer."""
 
     def __init__(self, classes: int = 10, channels: int = 3, width: float = 1.0) -> None:
         super().__init__()

@@ -11,14 +11,7 @@ from apo_experiments.models.widths import scaled
 
 @final
 class LeNet(nn.Module):
-    """Two 5 x 5 convolutions (6 and 16 channels), each with a max-pool, and 120-84-classes; 62,006 weights.
-
-    Args:
-        classes: Number of outputs.
-        channels: Channels of the images.
-        width: Multiplies every hidden width.
-        size: Height and width of the images, at least 16.
-    """
+    """Two 5 x 5 convolutions (6 and 16 channels), each with a max-pool, and 120-84-classes; 62,006 weights."""
 
     def __init__(self, classes: int = 10, channels: int = 3, width: float = 1.0, size: int = 32) -> None:
         super().__init__()

@@ -101,21 +101,15 @@ class _PaddedShortcut(nn.Module):
 
 
 def resnet18(classes: int = 10, channels: int = 3, width: float = 1.0) -> ResNet:
-    """Build ResNet-18 in its form for small images.
-
-    Args:
-        classes: Number of outputs.
-        channels: Channels of the images.
-        width: Multiplies the channels of every stage.
-    """
+    """Build ResNet-18 in its form for small images."""
     return ResNet([2, 2, 2, 2], scaled([64, 128, 256, 512], width), "convolution", classes, channels)
 
 
 def resnet34(classes: int = 10, channels: int = 3, width: float = 1.0) -> ResNet:
-    """Build ResNet-34 in its form for small images; arguments as in :func:`resnet18`."""
+    """Build ResNet-34 in its form for small images."""
     return ResNet([3, 4, 6, 3], scaled([64, 128, 256, 512], width), "convolution", classes, channels)
 
 
 def resnet32(classes: int = 10, channels: int = 3, width: float = 1.0) -> ResNet:
-    """Build the thin ResNet-32 of He et al. with parameter-free shortcuts; arguments as in :func:`resnet18`."""
+    """Build the thin ResNet-32 of He et al. with parameter-free shortcuts."""
     return ResNet([5, 5, 5], scaled([16, 32, 64], width), "pad", classes, channels)

@@ -18,11 +18,6 @@ class VGG(nn.Module):
     """Thirteen 3 x 3 convolutions in five blocks and one linear layer 512-classes.
 
     Without normalisation a signal survives thirteen ReLU layers only with He's initialisation.
-
-    Args:
-        classes: Number of outputs.
-        channels: Channels of the images.
-        width: Multiplies every hidden width.
     """
 
     def __init__(self, classes: int = 10, channels: int = 3, width: float = 1.0) -> None:
