@@ -67,7 +67,7 @@ class Crew:
         context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
         receiver, sender = context.Pipe(duplex=False)
         process = context.Process(target=_process, args=(work, arguments, sender), name=self.name)
-        with _ctrl_c_ignored(), few_threads(self.jobs):
+        with _inherited(self.jobs):
             process.start()
         sender.close()  # so that the pipe ends with the process
         self.members[receiver] = Member(about, listener, process)
@@ -135,37 +135,22 @@ def _process(work: Callable[..., Any], arguments: Sequence[Any], connection: Con
 
 
 @contextmanager
-def few_threads(jobs: int) -> Iterator[None]:
-    """Make processes that are started here share the cores, unless the user has set the number of threads.
+def _inherited(jobs: int) -> Iterator[None]:
+    """Set what processes that are started here inherit: their share of the cores, and that they ignore Ctrl-C.
 
-    It is an environment variable, because torch and its libraries read it when they are imported.
-
-    Example:
-        >>> with few_threads(10_000):
-        ...     "OMP_NUM_THREADS" in os.environ
-        True
+    The threads are an environment variable, because torch and its libraries read it when they are imported; a number
+    that the user has set is kept. A terminal sends Ctrl-C to all processes, and the parent forwards it: a worker that
+    got both would treat the second one as a request to stop without a checkpoint.
     """
-    if "OMP_NUM_THREADS" in os.environ:
-        yield
-        return
-    os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // jobs))
+    own_threads = "OMP_NUM_THREADS" not in os.environ
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main_thread else None
+    if own_threads:
+        os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // jobs))
     try:
         yield
     finally:
-        del os.environ["OMP_NUM_THREADS"]
-
-
-@contextmanager
-def _ctrl_c_ignored() -> Iterator[None]:
-    """Make processes that are started here ignore Ctrl-C, which a terminal sends to all: the parent forwards it.
-
-    A worker that got both would treat the second one as a request to stop without a checkpoint.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
+        if own_threads:
+            del os.environ["OMP_NUM_THREADS"]
+        if in_main_thread:
+            signal.signal(signal.SIGINT, handler)

@@ -25,16 +25,7 @@ def is_trial(record: Record) -> bool:
 
 
 def is_swept(record: Record) -> bool:
-    """Return whether a run belongs only to a sweep.
-
-    Example:
-        >>> from apo_experiments.runs import RunConfig
-        >>> config = RunConfig("r", "SGD", "sgd", "cpu", 0, 1)
-        >>> is_swept(Record(config, {"command": ["apo", "sweep", "r"]}, [], None))
-        True
-        >>> is_swept(Record(config, {"command": ["apo", "run", "r", "--runs", "sweep"]}, [], None))
-        False
-    """
+    """Return whether a run belongs only to a sweep."""
     return "run" not in record.header and _is_sweep(record.header.get("command"))
 
 

@@ -17,19 +17,6 @@ def best_of_grid(recipe: Recipe, records: Iterable[Record]) -> list[Record]:
 
     As in the sweep itself, validation data decide if there are any, a point is judged by the mean over its seeds, and a
     point that diverged for any seed is the worst. Of runs of several lengths, the longest count.
-
-    Example:
-        >>> from apo_experiments.runs import RunConfig
-        >>> recipe = Recipe("r", "", "", None, {}, (), {}, (), metric="test_loss", goal="min")
-        >>> def tried(lr, loss):
-        ...     return Record(
-        ...         RunConfig("r", "SGD", "sgd", "cpu", 0, 1, {"lr": lr}), {}, [], {"metrics": {"test_loss": loss}}
-        ...     )
-        >>> [
-        ...     record.config.hyper
-        ...     for record in best_of_grid(recipe, [tried(0.1, 3.0), tried(0.3, 2.0), tried(1.0, None)])
-        ... ]
-        [{'lr': 0.3}]
     """
     best = min if recipe.goal == "min" else max
     return best(_points(records), key=lambda point: judgement(recipe, point), default=[])

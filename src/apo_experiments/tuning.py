@@ -50,16 +50,6 @@ def choose(
         records: All records.
         options: Options of the task of the planned runs; runs with others do not count.
         where: Where the records are, for the message.
-
-    Example:
-        >>> from apo_experiments.runs import RunConfig
-        >>> recipe = Recipe("r", "", "", None, {"validation": False}, (), {}, (), metric="test_loss", goal="min")
-        >>> def tried(lr, loss):
-        ...     config = RunConfig("r", "SGD", "sgd", "cpu", 0, 1, {"lr": lr, "mu": 0.9}, {"validation": True})
-        ...     return Record(config, {}, [], {"metrics": {"test_loss": 0.0, "valid_loss": loss}})
-        >>> choice = choose(recipe, "SGD", "cpu", [tried(0.1, 3.0), tried(0.3, 2.0), tried(1.0, None)], {})
-        >>> choice.hyper, choice.origin["hyper"], choice.origin["value"], choice.origin["points"]
-        ({'lr': 0.3, 'mu': 0.9}, {'lr': 0.3}, 2.0, 3)
     """
     tried = [record for record in records if _counts(recipe, label, scale, record, options)]
     longest = max((record.config.epochs for record in tried), default=0)

@@ -75,20 +75,14 @@ def verify(name: str, data_dir: str | Path | None = None) -> list[str]:
     problems = [integrity.problem(file, root / file.path) for file in entry.files]
     found = [problem for problem in problems if problem]
     if not found and any(file.checksum is None for file in entry.files):
-        found += _structure(entry, root)
+        # Imported here: the loaders are heavy, and they import this package's other modules.
+        from apo_experiments.data import images, tables, text
+
+        try:
+            {"images": images.load, "tables": tables.load, "text": text.load}[entry.kind](name, root)
+        except UserError as error:
+            found.append(str(error).rstrip("."))
     return found
-
-
-def _structure(entry: Dataset, root: Path) -> list[str]:
-    # Imported here: the loaders are heavy, and they import this package's other modules.
-    from apo_experiments.data import images, tables, text
-
-    load = {"images": images.load, "tables": tables.load, "text": text.load}[entry.kind]
-    try:
-        load(entry.name, root)
-    except UserError as error:
-        return [str(error).rstrip(".")]
-    return []
 
 
 def _fetch_source(

@@ -94,13 +94,6 @@ class Silences:
 
     Args:
         patience: Seconds without a change after which a worker counts as dead.
-
-    Example:
-        >>> silences = Silences(patience=60)
-        >>> silences.too_long(7, beat=3, now=0.0), silences.too_long(7, beat=3, now=59.0)
-        (False, False)
-        >>> silences.too_long(7, beat=4, now=61.0), silences.too_long(7, beat=4, now=122.0)
-        (False, True)
     """
 
     def __init__(self, patience: float) -> None:

@@ -87,7 +87,7 @@ def test_verify_tells_sound_damaged_and_absent_data_apart(apo, monkeypatch, tmp_
     for name, size in (("protein", 3), ("parkinsons", 4), ("slice", 5)):
         files = (DataFile(f"{name}.csv", size),)
         monkeypatch.setitem(DATASETS, name, Dataset(name, "", "tables", files, (), "", "put it there"))
-    monkeypatch.setattr("apo_experiments.data.fetch._structure", lambda entry, root: [])
+    monkeypatch.setattr("apo_experiments.data.tables.load", lambda name, root: None)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "protein.csv").write_text("1,2")
     sound = apo("data", "verify")
