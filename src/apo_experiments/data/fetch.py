@@ -16,8 +16,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from apo_experiments.data import archives, integrity
-from apo_experiments.data.locate import directory
+from apo_experiments.data import archives, locate
 from apo_experiments.data.registry import DataFile, Dataset, Source, dataset
 from apo_experiments.errors import UserError
 
@@ -33,12 +32,10 @@ def fetch(name: str, data_dir: str | Path | None = None, report: Callable[[str],
         data_dir: Where it goes; None as in :func:`apo_experiments.data.locate.directory`.
         report: Receives lines on the progress.
     """
-    entry, root = dataset(name), directory(data_dir)
+    entry, root = dataset(name), locate.directory(data_dir)
     files = {file.path: file for file in entry.files}
     wanted = [
-        source
-        for source in entry.sources
-        if any(integrity.problem(files[path], root / path) for _, path in source.files)
+        source for source in entry.sources if any(locate.problem(files[path], root / path) for _, path in source.files)
     ]
     if not wanted and not verify(name, root):
         report(f"{name}: already in {root}")
@@ -71,8 +68,8 @@ def verify(name: str, data_dir: str | Path | None = None) -> list[str]:
     Sizes and checksums are compared if the registry has them; for files without a checksum the loader is run,
     which verifies their structure.
     """
-    entry, root = dataset(name), directory(data_dir)
-    problems = [integrity.problem(file, root / file.path) for file in entry.files]
+    entry, root = dataset(name), locate.directory(data_dir)
+    problems = [locate.problem(file, root / file.path) for file in entry.files]
     found = [problem for problem in problems if problem]
     if not found and any(file.checksum is None for file in entry.files):
         # Imported here: the loaders are heavy, and they import this package's other modules.
@@ -100,7 +97,7 @@ def _fetch_source(
             except archives.ArchiveError as error:
                 raise UserError(f"The archive {source.urls[0]} of {entry.name} {error}: try again later.") from error
         for path, temporary in unpacked.items():
-            trouble = integrity.problem(files[path], temporary)
+            trouble = locate.problem(files[path], temporary)
             if trouble:
                 what = trouble.removeprefix(str(temporary)).strip()
                 raise UserError(f"{path} as downloaded from {source.urls[0]} {what}: try again later.")
@@ -119,7 +116,7 @@ def _download_any(entry: Dataset, source: Source, target: Path, report: Callable
         except _DownloadError as error:
             reasons.append(f"{url}: {error}")
             continue
-        if source.checksum is None or integrity.digest(target, source.checksum) == source.checksum.digest:
+        if source.checksum is None or locate.digest(target, source.checksum) == source.checksum.digest:
             return target
         reasons.append(f"{url}: its {source.checksum.algorithm} is not the published one")
     raise UserError(

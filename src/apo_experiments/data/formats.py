@@ -1,7 +1,7 @@
 """Readers of the official binary image formats: idx (MNIST), CIFAR's records, MATLAB 5 (SVHN).
 
 They only read numbers and cannot execute anything. Each raises :class:`FormatError` on a file that is truncated
-or invalid; the message completes "the file ...". Checksums come first (:mod:`apo_experiments.data.integrity`):
+or invalid; the message completes "the file ...". Checksums come first (:mod:`apo_experiments.data.locate`):
 scipy's reader can crash on a damaged MATLAB file.
 """
 

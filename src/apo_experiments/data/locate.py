@@ -1,12 +1,15 @@
-"""Where the data are, and a clear message if they are missing."""
+"""Where the data are, whether they are the official ones, and a clear message if not."""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import os
+import zlib
+from functools import lru_cache
 from pathlib import Path
 
-from apo_experiments.data import integrity
-from apo_experiments.data.registry import Dataset, dataset
+from apo_experiments.data.registry import Checksum, DataFile, Dataset, dataset
 from apo_experiments.errors import UserError
 
 
@@ -31,7 +34,7 @@ def state(name: str, data_dir: str | Path | None = None, thorough: bool = False)
     if present < len(files):
         return "incomplete" if present else "missing"
     if thorough:
-        return "damaged" if any(integrity.problem(file, path) for file, path in files) else "here"
+        return "damaged" if any(problem(file, path) for file, path in files) else "here"
     sizes = [(file.size, path.stat().st_size if path.is_file() else -1) for file, path in files]
     return "damaged" if any(size < 1 or wanted not in (None, size) for wanted, size in sizes) else "here"
 
@@ -49,7 +52,7 @@ def require(name: str, data_dir: str | Path | None = None) -> Path:
             "APO_DATA."
         )
     for file in entry.files:
-        trouble = integrity.problem(file, root / file.path)
+        trouble = problem(file, root / file.path)
         if trouble:
             raise UserError(f"{trouble}: {_again(entry)}.")
     return root
@@ -63,6 +66,47 @@ def damaged(name: str, path: Path, reason: str) -> UserError:
         'CASP.csv has no rows: delete it and run `apo data fetch protein` again.'
     """
     return UserError(f"{path} {reason}: {_again(dataset(name))}.")
+
+
+def digest(path: Path, checksum: Checksum) -> str:
+    """Return the digest of a file (or of what a gzip file unpacks to) by the algorithm that ``checksum`` names.
+
+    A file that has not changed since is not read twice by one process: a sweep loads its data once per trial.
+    """
+    stat = os.stat(path)
+    return _digest(str(path), checksum.algorithm, checksum.of_content, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=256)
+def _digest(path: str, algorithm: str, of_content: bool, size: int, modified: int) -> str:
+    del size, modified  # part of the key only
+    # MD5 protects against accidents here, not against attackers.
+    state = hashlib.new(algorithm, usedforsecurity=False)
+    opened = gzip.open(path, "rb") if of_content else open(path, "rb")  # noqa: SIM115 (closed by the next line)
+    with opened as stream:
+        while chunk := stream.read(1 << 20):
+            state.update(chunk)
+    return state.hexdigest()
+
+
+def problem(file: DataFile, path: Path) -> str | None:
+    """Return what is wrong with a file on disk, beginning with its path, or None."""
+    if not path.is_file():
+        return f"{path} is missing"
+    try:
+        size = path.stat().st_size
+        if file.size is not None and size != file.size:
+            what = "truncated" if size < file.size else "not the official file"
+            return f"{path} is {what} ({size:,} of {file.size:,} bytes)"
+        if size == 0:
+            return f"{path} is empty"
+        if file.checksum is not None and digest(path, file.checksum) != file.checksum.digest:
+            return f"{path} is corrupted or another edition (its {file.checksum.algorithm} differs)"
+    except (EOFError, gzip.BadGzipFile, zlib.error):
+        return f"{path} is truncated or corrupted (it does not unpack)"
+    except OSError as error:
+        return f"{path} cannot be read ({error.strerror or error})"
+    return None
 
 
 def _again(entry: Dataset) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.experiments.data.official import accept_small_files, write, write_mnist
 
-from apo_experiments.data import integrity, locate, registry
+from apo_experiments.data import locate, registry
 from apo_experiments.data.registry import Checksum, DataFile
 from apo_experiments.errors import UserError
 
@@ -46,17 +46,17 @@ def test_data_are_here_missing_incomplete_or_damaged(tmp_path: Path, monkeypatch
 def test_truncated_corrupted_and_empty_files_are_told_apart(tmp_path: Path) -> None:
     file = DataFile("a", 3, Checksum("900150983cd24fb0d6963f7d28e17f72", "md5"))
     path = write(tmp_path / "a", b"abc")
-    assert integrity.problem(file, path) is None
+    assert locate.problem(file, path) is None
     path.write_bytes(b"ab")
-    assert "truncated (2 of 3 bytes)" in str(integrity.problem(file, path))
+    assert "truncated (2 of 3 bytes)" in str(locate.problem(file, path))
     path.write_bytes(b"abcd")
-    assert "not the official file" in str(integrity.problem(file, path))
+    assert "not the official file" in str(locate.problem(file, path))
     path.write_bytes(b"abd")
-    assert "corrupted" in str(integrity.problem(file, path))
+    assert "corrupted" in str(locate.problem(file, path))
     path.write_bytes(b"")
-    assert "empty" in str(integrity.problem(DataFile("a"), path))
+    assert "empty" in str(locate.problem(DataFile("a"), path))
     assert "does not unpack" in str(
-        integrity.problem(DataFile("a", None, Checksum("00", of_content=True)), write(path, b"no gzip"))
+        locate.problem(DataFile("a", None, Checksum("00", of_content=True)), write(path, b"no gzip"))
     )
 
 
