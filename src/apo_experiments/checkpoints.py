@@ -19,12 +19,7 @@ _SHARE = 20
 
 @final
 class Checkpoint:
-    """The file ``checkpoint.pt`` of one run, and when it is time to write it again.
-
-    Args:
-        directory: The run's folder.
-        every_seconds: How much work a crash may cost. Slow saves are made less often.
-    """
+    """The file ``checkpoint.pt`` of one run, and when it is time to write it again."""
 
     def __init__(self, directory: Path, every_seconds: float = 60.0) -> None:
         self.path = directory / "checkpoint.pt"

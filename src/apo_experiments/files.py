@@ -17,10 +17,6 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 def explained(path: Path, option: str = "--runs") -> Iterator[None]:
     """Turn a failure to write ``path`` into one sentence.
 
-    Args:
-        path: The file.
-        option: The command-line option that sets where it is.
-
     Raises:
         UserError: What the system reported, and what to do about it.
     """

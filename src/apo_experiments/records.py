@@ -57,13 +57,7 @@ class Record:
 
 @final
 class RecordWriter:
-    """Writes the record of one run, or continues an existing one.
-
-    Args:
-        directory: The run's folder.
-        config: What identifies the run.
-        chosen_by: How its hyperparameters were chosen, for the header.
-    """
+    """Writes the record of one run, or continues an existing one."""
 
     def __init__(self, directory: Path, config: RunConfig, chosen_by: Mapping[str, Any] | None = None) -> None:
         self.path = directory / NAME

@@ -27,11 +27,6 @@ from apo_experiments.runs import RunConfig
 class Training:
     """A run in memory: what the loop moves forward, and what a checkpoint holds.
 
-    Args:
-        config: The run.
-        recipe: Its recipe, which has a task.
-        setting: The seed, the device and the folder of the data.
-
     Attributes:
         step: Steps taken.
         loss_sum: The sum of the losses of this epoch, on the device; NaN as soon as one of them is.

@@ -74,15 +74,7 @@ def _read(name: str, root: Path) -> ImageSet:
 def generated(
     shape: tuple[int, int, int] = (3, 32, 32), classes: int = 10, train: int = 512, test: int = 256, seed: int = 0
 ) -> ImageSet:
-    """Generate images that can be learned: each class is a smooth pattern, shifted by up to two pixels, with noise.
-
-    Args:
-        shape: Channels, height and width.
-        classes: How many patterns.
-        train: Number of training images.
-        test: Number of test images, from the same patterns.
-        seed: Decides everything.
-    """
+    """Generate images that can be learned: each class is a smooth pattern, shifted by up to two pixels, with noise."""
     generator = torch.Generator().manual_seed(seed)
     coarse = torch.randn(classes, shape[0], 4, 4, generator=generator)
     patterns = F.interpolate(coarse, size=shape[1:], mode="bilinear", align_corners=False)

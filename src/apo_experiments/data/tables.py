@@ -58,14 +58,7 @@ def load(name: str, data_dir: str | Path | None = None) -> Table:
 
 
 def generated(rows: int = 256, inputs: int = 8, targets: int = 1, seed: int = 0) -> Table:
-    """Generate a table whose targets are a smooth function of the inputs, with a little noise.
-
-    Args:
-        rows: How many.
-        inputs: Number of input columns.
-        targets: Number of target columns.
-        seed: Decides everything.
-    """
+    """Generate a table whose targets are a smooth function of the inputs, with a little noise."""
     draw = np.random.default_rng(seed)
     x = draw.standard_normal((rows, inputs))
     y = np.tanh(x @ draw.standard_normal((inputs, 16))) @ draw.standard_normal((16, targets))

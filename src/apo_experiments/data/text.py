@@ -60,13 +60,6 @@ def generated(train: int = 400, valid: int = 40, test: int = 40, words: int = 24
 
     Words are translated one by one, and the last word of the source becomes the second of the target, like a German
     verb in English.
-
-    Args:
-        train: Number of training pairs.
-        valid: Number of validation pairs.
-        test: Number of test pairs; no sentence is in two splits.
-        words: Size of each vocabulary.
-        seed: Decides everything.
     """
     draw = random.Random(seed)
     german, english = _words("bdgklm", "aou", words), _words("fnprst", "eiy", words)

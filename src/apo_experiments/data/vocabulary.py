@@ -19,9 +19,6 @@ class Vocabulary:
         bos: Begins a sentence.
         eos: Ends a sentence.
         unk: Replaces what the training text did not contain.
-
-    Args:
-        model: A serialised sentencepiece model.
     """
 
     pad, bos, eos, unk = 0, 1, 2, 3
@@ -54,12 +51,7 @@ class Vocabulary:
 
 
 def build(pairs: Sequence[Pair], size: int) -> Vocabulary:
-    """Train a joint vocabulary on both sides of the training text.
-
-    Args:
-        pairs: The training text.
-        size: The most pieces, including the four special ones; a small text yields fewer.
-    """
+    """Train a joint vocabulary on both sides of the training text."""
     if not pairs:
         raise ValueError("pairs must hold the training text, got none")
     return Vocabulary(_train([side for pair in pairs for side in pair], size))

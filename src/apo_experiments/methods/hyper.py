@@ -34,10 +34,6 @@ def complete(method: Method, overrides: Mapping[str, Any] | None = None) -> dict
 
     Strings are read as the default's type: ``"0.1"``, ``"true"``, ``"none"``, ``"0.9,0.98"``. Where the default is
     None, a string is read as what it looks like.
-
-    Args:
-        method: A method.
-        overrides: New values by name.
     """
     values = dict(method.defaults)
     for name, value in (overrides or {}).items():

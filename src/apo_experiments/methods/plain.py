@@ -19,11 +19,7 @@ from apo_experiments.problem import Budget, Problem
 
 
 class Driver(ABC):
-    """How one optimizer is used and saved.
-
-    Args:
-        optimizer: The optimizer.
-    """
+    """How one optimizer is used and saved."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
@@ -62,14 +58,7 @@ class TorchDriver(Driver):
 
 @final
 class PlainStepper(Stepper):
-    """Trains with one or several optimizers, each for its own parameters.
-
-    Args:
-        problem: What is trained.
-        drivers: The optimizers; the first one's rate is the rate.
-        hyper: Complete hyperparameters.
-        budget: How long the run is.
-    """
+    """Trains with one or several optimizers, each for its own parameters."""
 
     def __init__(self, problem: Problem, drivers: Sequence[Driver], hyper: Mapping[str, Any], budget: Budget) -> None:
         self._parameters = [p for p in problem.model.parameters() if p.requires_grad]

@@ -29,12 +29,7 @@ def plain_state(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def load_plain_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Take back what :func:`plain_state` returned.
-
-    Args:
-        optimizer: Built over the same parameters in the same way.
-        state: The saved state.
-    """
+    """Take back what :func:`plain_state` returned."""
     parameters, states = _parameters(optimizer), state["states"]
     if len(parameters) != len(states):
         raise ValueError(f"state has {len(states)} parameters, the optimizer {len(parameters)}: build it as it was")

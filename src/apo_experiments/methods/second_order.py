@@ -78,14 +78,7 @@ class Likelihood:
 
 @final
 class SecondOrderStepper(Stepper):
-    """Trains with KFAC or EKFAC; steps without statistics run as fast as plain ones.
-
-    Args:
-        problem: What is trained.
-        optimizer: The optimizer over its network.
-        hyper: Complete hyperparameters.
-        budget: How long the run is.
-    """
+    """Trains with KFAC or EKFAC; steps without statistics run as fast as plain ones."""
 
     def __init__(
         self, problem: Problem, optimizer: CurvatureOptimizer, hyper: Mapping[str, Any], budget: Budget

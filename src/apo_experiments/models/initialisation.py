@@ -17,12 +17,7 @@ def initialise_he_(network: nn.Module) -> None:
 
 @torch.no_grad()
 def initialise_sparsely_(network: nn.Module, incoming: int = 15) -> None:
-    """Give every unit of every linear layer a few standard-normal incoming weights, the others zero (Martens, 2010).
-
-    Args:
-        network: Its linear layers are changed.
-        incoming: How many weights of a unit are not zero.
-    """
+    """Give every unit of every linear layer a few standard-normal incoming weights, the others zero (Martens, 2010)."""
     for module in network.modules():
         if isinstance(module, nn.Linear):
             count = min(incoming, module.in_features)

@@ -26,24 +26,14 @@ def number_type(precision: str) -> torch.dtype:
 
 
 def in_precision(model: nn.Module, precision: str) -> nn.Module:
-    """Return the network with parameters of a precision; what it returns stays float32.
-
-    Args:
-        model: A network in float32, which is changed.
-        precision: ``"float32"``, ``"bf16-autocast"``, ``"bf16"`` or ``"fp16"``.
-    """
+    """Return the network with parameters of a precision; what it returns stays float32."""
     dtype = number_type(precision)
     return model if dtype == torch.float32 else SixteenBit(model, dtype)
 
 
 @final
 class SixteenBit(nn.Module):
-    """A network in 16 bits that takes inputs of any precision and returns float32, so that a loss is exact.
-
-    Args:
-        model: Takes one tensor and returns one; its parameters and buffers are cast.
-        dtype: ``torch.bfloat16`` or ``torch.float16``.
-    """
+    """A network in 16 bits that takes inputs of any precision and returns float32, so that a loss is exact."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()

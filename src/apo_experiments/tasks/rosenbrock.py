@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from apo.discrepancy import SquaredError
-from apo_experiments.models.rosenbrock import Rosenbrock
+from apo_experiments.models.toy import Rosenbrock
 from apo_experiments.problem import Batches, Problem
 from apo_experiments.recipe import Setting
 
