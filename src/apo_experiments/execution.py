@@ -19,18 +19,12 @@ from apo_experiments.train import finished, train
 
 @dataclass(frozen=True)
 class Assignment:
-    """The common settings of all runs of a command: plain data, so that it can be sent to another process.
-
-    Attributes:
-        root: The folder of all runs.
-        data_dir: The folder of the data sets.
-        deadline: When to stop, as a value of ``time.time()``.
-        chosen_by: How hyperparameters were chosen, by recipe and label, for the records.
-    """
+    """The common settings of all runs of a command: plain data, so that it can be sent to another process."""
 
     root: Path
     data_dir: Path | None = None
     deadline: float | None = None
+    #: How hyperparameters were chosen, by recipe and label, for the records.
     chosen_by: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
 
 

@@ -39,11 +39,6 @@ def write_atomically(path: Path, content: bytes | memoryview, option: str = "--r
     The content is written to a temporary file next to it, flushed to the disk, and then renamed. A link stays a link,
     and its target is replaced. Anything but a regular file, such as a pipe, is written directly.
 
-    Args:
-        path: The file.
-        content: All of its bytes.
-        option: The command-line option that sets where it is, for the error message.
-
     Raises:
         UserError: The disk is full or cannot be written; the old file is kept, and no temporary one is left.
     """

@@ -30,9 +30,6 @@ def check_time(deadline: float | None) -> None:
 class Interruption:
     """Whether it is time to stop, and why.
 
-    Args:
-        deadline: When time is up, as a value of ``time.time()``.
-
     Attributes:
         requested: Set by the first signal.
     """

@@ -41,12 +41,7 @@ class Member:
 
 @final
 class Crew:
-    """The processes at work; leaving the context stops them, which training does after the current step.
-
-    Args:
-        jobs: How many share the cores.
-        name: What the processes are called.
-    """
+    """The processes at work; leaving the context stops them, which training does after the current step."""
 
     def __init__(self, jobs: int, name: str) -> None:
         self.jobs, self.name = jobs, name

@@ -57,11 +57,6 @@ class Progress(AbstractContextManager["Progress"]):
 
     The whole command takes as long as the runs at work still need, by their own pace, and as the recipes say about the
     others, corrected by how much longer or shorter than that the runs here have taken.
-
-    Args:
-        recipes: The recipes of the runs.
-        stream: Where to write; standard error by default.
-        every_seconds: How often a run may have a line in a log.
     """
 
     def __init__(self, recipes: Sequence[Recipe], stream: TextIO | None = None, every_seconds: float = 5.0) -> None:

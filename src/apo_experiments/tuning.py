@@ -24,12 +24,10 @@ _COMPUTATION = {"validation", "precision", "cuda_graph", "channels_last", "tf32"
 
 @dataclass(frozen=True)
 class Choice:
-    """The best hyperparameters among those that were tried.
+    """The best hyperparameters, except those on how numbers are computed, and their origin, for the record.
 
-    Attributes:
-        hyper: All hyperparameters except those on how numbers are computed.
-        origin: What the record contains about it: the metric and its value, how many points of how many epochs and
-            seeds were tried, by which commands, and where they differ.
+    The origin has the metric and its value, how many points of how many epochs and seeds were tried, by which commands,
+    and where they differ.
     """
 
     hyper: dict[str, Any]
@@ -41,15 +39,8 @@ def choose(
 ) -> Choice:
     """Choose by the metric on validation data, if the task can hold some out.
 
-    The runs with the most epochs decide: a longer sweep over the best points of a short one replaces it.
-
-    Args:
-        recipe: The recipe that was swept.
-        label: Label of its entry.
-        scale: The scale of the sweep.
-        records: All records.
-        options: Options of the task of the planned runs; runs with others do not count.
-        where: Where the records are, for the message.
+    The runs with the most epochs decide: a longer sweep over the best points of a short one replaces it. Runs whose
+    task has other ``options`` do not count.
     """
     tried = [record for record in records if _counts(recipe, label, scale, record, options)]
     longest = max((record.config.epochs for record in tried), default=0)

@@ -24,10 +24,8 @@ class ArchiveError(Exception):
 def unpack(archive: Path, kind: str, members: Mapping[str, Path]) -> None:
     """Copy members of an archive to the paths they are given.
 
-    Args:
-        archive: The archive.
-        kind: ``"gzip"`` (one member, whatever its name), ``"tar"`` (compressed or not) or ``"zip"``.
-        members: Target paths by member name; in a zip file the folder of a member does not matter.
+    A ``"gzip"`` file has one member, whatever its name; a ``"tar"`` may be compressed or not; in a ``"zip"`` the folder
+    of a member does not matter.
     """
     left = dict(members)
     content = {"gzip": _gzip, "tar": _tar, "zip": _zip}[kind]

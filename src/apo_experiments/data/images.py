@@ -42,12 +42,7 @@ class ImageSet:
 
 
 def load(name: str, data_dir: str | Path | None = None) -> ImageSet:
-    """Load an official data set.
-
-    Args:
-        name: ``"mnist"``, ``"fashion-mnist"``, ``"cifar10"``, ``"cifar100"`` or ``"svhn"``.
-        data_dir: Folder of the files; None as in :func:`apo_experiments.data.locate.directory`.
-    """
+    """Load an official data set."""
     if dataset(name).kind != "images":
         raise UserError(f"The data set {name} does not consist of images.")
     root = require(name, data_dir)
@@ -91,11 +86,6 @@ def generated(
 
 def split(images: ImageSet, validation: int = 5000, seed: int = 0) -> ImageSet:
     """Hold out training images for choosing hyperparameters (the paper: 5,000 of CIFAR).
-
-    Args:
-        images: The whole set.
-        validation: How many training images to hold out.
-        seed: Decides which.
 
     Returns:
         A set whose training images are the rest and whose *test* images are those held out, so that hyperparameters

@@ -24,10 +24,7 @@ def directory(data_dir: str | Path | None = None) -> Path:
 def state(name: str, data_dir: str | Path | None = None, thorough: bool = False) -> str:
     """Return whether a data set is "here", "missing", "incomplete" (some of its files are missing) or "damaged".
 
-    Args:
-        name: The data set.
-        data_dir: Where to look; None as in :func:`directory`.
-        thorough: Whether to read the files and compare their checksums; otherwise only their sizes count.
+    Only a ``thorough`` look reads the files and compares their checksums; otherwise their sizes count.
     """
     files = [(file, directory(data_dir) / file.path) for file in dataset(name).files]
     present = sum(path.exists() for _, path in files)

@@ -18,13 +18,7 @@ from apo_experiments.errors import UserError
 
 @dataclass(frozen=True)
 class Table:
-    """Inputs and targets of a regression, each column with zero mean and unit variance (the paper, appendix B).
-
-    Attributes:
-        name: Of the data set.
-        inputs: ``[N, D]``, float32.
-        targets: ``[N, T]``, float32.
-    """
+    """Inputs ``[N, D]`` and targets ``[N, T]``, float32, of zero mean and unit variance (the paper, appendix B)."""
 
     name: str
     inputs: Tensor
@@ -37,12 +31,7 @@ _DROPPED = {"protein": [], "slice": ["patientId"], "parkinsons": ["subject#"]}
 
 
 def load(name: str, data_dir: str | Path | None = None) -> Table:
-    """Load a table of the UCI collection.
-
-    Args:
-        name: ``"slice"`` (384 inputs), ``"protein"`` (9 inputs) or ``"parkinsons"`` (19 inputs, two targets).
-        data_dir: Folder of the files; None as in :func:`apo_experiments.data.locate.directory`.
-    """
+    """Load a table of the UCI collection."""
     entry = dataset(name)
     if entry.kind != "tables":
         raise UserError(f"The data set {name} is not a table.")

@@ -17,14 +17,7 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True)
 class ParallelText:
-    """Sentences with their translations.
-
-    Attributes:
-        name: Of the data set.
-        train: Pairs of source (German) and target (English).
-        valid: For choosing hyperparameters.
-        test: For the final score.
-    """
+    """Sentences (German) with their translations (English), in three splits."""
 
     name: str
     train: list[Pair]

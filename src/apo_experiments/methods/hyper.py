@@ -62,7 +62,8 @@ def _coerce(name: str, value: Any, default: Any) -> Any:
             value = tuple(value)
         return _convert(value, default)
     except (TypeError, ValueError):
-        kind = "a value" if default is None else f"{_article(default)} such as {default!r}"
+        kinds = {bool: "true or false,", int: "a whole number", float: "a number", tuple: "numbers", str: "a word"}
+        kind = "a value" if default is None else f"{kinds[type(default)]} such as {default!r}"
         raise UserError(f"{name} was {value!r}: it must be {kind}.") from None
 
 
@@ -111,8 +112,3 @@ def _convert(value: Any, default: Any) -> Any:
     if isinstance(default, tuple) and isinstance(value, (int, float)):
         return (float(value),)
     raise TypeError(value)
-
-
-def _article(default: Any) -> str:
-    names = {bool: "true or false,", int: "a whole number", float: "a number", tuple: "numbers", str: "a word"}
-    return names[type(default)]

@@ -21,9 +21,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 class MLP(nn.Module):
     """Fully connected layers with an activation between them; inputs of any shape are flattened.
 
-    Args:
-        sizes: Width of the input, of each hidden layer and of the output.
-        activation: A name in :data:`ACTIVATIONS`.
+    ``sizes`` are the widths of the input, of each hidden layer and of the output.
     """
 
     def __init__(self, sizes: Sequence[int], activation: str = "relu") -> None:

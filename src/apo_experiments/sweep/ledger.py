@@ -43,13 +43,7 @@ class Claim:
 
 @final
 class Ledger:
-    """What is known about a search, for all workers on all machines.
-
-    Args:
-        search: The search.
-        storage: The database.
-        trials: How many points count, starting with the first; all by default.
-    """
+    """What is known about a search, or its first ``trials`` points, for all workers on all machines."""
 
     def __init__(self, search: Search, storage: RDBStorage, trials: int | None = None) -> None:
         self.search = search

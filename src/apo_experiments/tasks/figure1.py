@@ -16,11 +16,6 @@ def figure1(
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     r"""Update a fitted network on one example by minimising the proximal objective exactly (equation 3).
 
-    Args:
-        options: See :data:`DEFAULTS`.
-        setting: Its seed decides the network's initial weights.
-        hyper: ``fsd_weight`` and ``wsd_weight``.
-
     Returns:
         Rows and metrics. A row is a point of the curves, ``x``, ``old`` and ``new`` (predictions before and after the
         update), or a point of the data, ``data_x`` and ``data_y``. The metrics are the example (``example_x``,

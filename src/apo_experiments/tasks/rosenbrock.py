@@ -21,10 +21,6 @@ def rosenbrock(options: Mapping[str, Any], setting: Setting) -> Problem:
     """Build the problem, in float64: minimise (1 - x)^2 + 100 (y - x^2)^2.
 
     Metrics are the value, called ``objective``, and ``x`` and ``y``.
-
-    Args:
-        options: See :data:`DEFAULTS`.
-        setting: Only the device matters, because nothing is random.
     """
     model = Rosenbrock(options["start"], dtype=torch.float64).to(setting.device)
     stream = _NoData(int(options["steps_per_epoch"]), setting.device)
