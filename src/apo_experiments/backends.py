@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["BACKENDS", "configure", "described"]
-
 #: Options that a task may have. ``tf32``: products of float32 numbers with 10 bits of mantissa, several times as fast.
 #: ``cudnn_benchmark``: try the algorithms for a convolution and keep the fastest, so that a resumed run agrees with an
 #: uninterrupted one up to rounding alone.
@@ -21,9 +19,6 @@ def configure(device: torch.device, options: Mapping[str, Any]) -> None:
     Args:
         device: Where a run computes.
         options: Options of its task; what is not among them is as in :data:`BACKENDS`.
-
-    Example:
-        >>> configure(torch.device("cpu"), {"tf32": True})
     """
     if device.type != "cuda":
         return
@@ -35,12 +30,7 @@ def configure(device: torch.device, options: Mapping[str, Any]) -> None:
 
 
 def described(device: torch.device) -> dict[str, bool]:
-    """Return the switches as they are, for records.
-
-    Example:
-        >>> described(torch.device("cpu"))
-        {}
-    """
+    """Return the switches as they are, for records."""
     if device.type != "cuda":
         return {}
     tf32 = all(getattr(owner, name) == on for owner, name, on, _ in _tf32_switches())

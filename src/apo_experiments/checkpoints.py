@@ -13,28 +13,13 @@ import torch
 from apo_experiments.errors import UserError
 from apo_experiments.files import remove, write_atomically
 
-__all__ = ["Checkpoint"]
-
 #: Saving takes at most one part in so many of the time.
 _SHARE = 20
 
 
 @final
 class Checkpoint:
-    """The file ``checkpoint.pt`` of one run, and when it is time to write it again.
-
-    Args:
-        directory: The run's folder.
-        every_seconds: How much work a crash may cost. Slow saves are made less often.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     checkpoint = Checkpoint(Path(folder))
-        ...     checkpoint.save({"step": 3, "weights": torch.ones(2)})
-        ...     checkpoint.load(torch.device("cpu"))
-        {'step': 3, 'weights': tensor([1., 1.])}
-    """
+    """The file ``checkpoint.pt`` of one run, and when it is time to write it again."""
 
     def __init__(self, directory: Path, every_seconds: float = 60.0) -> None:
         self.path = directory / "checkpoint.pt"
@@ -46,11 +31,7 @@ class Checkpoint:
         return time.monotonic() >= self._next
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Replace the checkpoint by ``state``, plain data and tensors.
-
-        Raises:
-            UserError: It cannot be written; the previous checkpoint is kept.
-        """
+        """Replace the checkpoint by ``state``, plain data and tensors."""
         began = time.monotonic()
         # Through memory: torch's own writer reports a full disk in many ways, a plain write in one.
         buffer = io.BytesIO()
@@ -63,9 +44,6 @@ class Checkpoint:
         """Return what was saved, or None if nothing was.
 
         Tensors saved on the CPU stay there (such as an optimizer's step counts); those from a GPU move to ``device``.
-
-        Raises:
-            UserError: The file is damaged.
         """
         if not self.path.exists():
             return None

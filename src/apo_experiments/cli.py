@@ -18,8 +18,6 @@ from apo_experiments.commands import data, list_recipes, plot, publish, report, 
 from apo_experiments.errors import UserError, needs_extra
 from apo_experiments.interruption import TimeIsUp
 
-__all__ = ["main"]
-
 _EXAMPLES = """\
 examples:
   apo list                                the recipes, and how long they take
@@ -38,15 +36,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code.
-
-    Example:
-        >>> main(["data", "list", "protein", "--data-dir", "nowhere"])
-        name     state    what it is                                    licence
-        -------  -------  --------------------------------------------  ---------
-        protein  missing  UCI Protein: 45,730 decoys, 9 features, RMSD  CC BY 4.0
-        <BLANKLINE>
-        The folder is nowhere; choose another with --data-dir or APO_DATA.
-        0
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     parsed = _parser().parse_args(words)

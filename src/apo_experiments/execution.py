@@ -1,52 +1,31 @@
-"""Runs one after the other: their common settings, and their outcomes."""
+"""Runs one after the other, or several at a time, each in its own process: small ones share a GPU."""
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from apo_experiments.errors import UserError
+from apo_experiments.interruption import interruptible
 from apo_experiments.listeners import Listener
+from apo_experiments.processes import Crew
 from apo_experiments.records import Record
 from apo_experiments.runs import RunConfig
-from apo_experiments.train import train
-
-__all__ = ["Assignment", "Failure", "Outcome", "in_turn", "outcome"]
+from apo_experiments.train import finished, train
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """The common settings of all runs of a command: plain data, so that it can be sent to another process.
-
-    Attributes:
-        root: The folder of all runs.
-        data_dir: The folder of the data sets.
-        deadline: When to stop, as a value of ``time.time()``.
-        chosen_by: How hyperparameters were chosen, by recipe and label, for the records.
-
-    Example:
-        >>> Assignment(Path("runs")).deadline is None
-        True
-    """
+    """The common settings of all runs of a command: plain data, so that it can be sent to another process."""
 
     root: Path
     data_dir: Path | None = None
     deadline: float | None = None
+    #: How hyperparameters were chosen, by recipe and label, for the records.
     chosen_by: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
-
-    def train(self, config: RunConfig, listener: Listener) -> Record:
-        """Train one run to its end; see :func:`apo_experiments.train.train`."""
-        return train(
-            config,
-            root=self.root,
-            data_dir=self.data_dir,
-            listener=listener,
-            deadline=self.deadline,
-            chosen_by=self.chosen_by.get((config.recipe, config.label)),
-        )
 
 
 @dataclass(frozen=True)
@@ -57,10 +36,6 @@ class Failure:
         reason: For users, without a full stop unless it is a separate sentence.
         details: The traceback, for ``--debug``.
         fixable: Whether the user can fix it; then the other runs of the recipe would fail in the same way.
-
-    Example:
-        >>> Failure("RuntimeError: out of luck").fixable
-        False
     """
 
     reason: str
@@ -75,33 +50,75 @@ Outcome = tuple[RunConfig, Record | Failure]
 def in_turn(
     configs: Sequence[RunConfig], assignment: Assignment, listener: Listener, left_out: set[str]
 ) -> Iterator[Outcome]:
-    """Train runs one after the other, in this process.
+    """Train runs one after the other, in this process; arguments and results as of :func:`side_by_side`."""
+    for config in configs:
+        if config.recipe not in left_out:
+            yield config, _outcome(assignment, config, listener)
+
+
+def side_by_side(
+    configs: Sequence[RunConfig],
+    jobs: int,
+    assignment: Assignment,
+    listener: Callable[[], Listener],
+    left_out: set[str],
+) -> Iterator[Outcome]:
+    """Train several runs at a time, and return each when it ends.
+
+    A process that is killed affects only its own run; the same call resumes it from its checkpoint.
 
     Args:
-        configs: The runs.
+        configs: The runs, in the order in which they begin.
+        jobs: How many there are at a time.
         assignment: Their common settings.
-        listener: Receives their progress.
-        left_out: Names of recipes that are not to be run; the caller may add to it between two outcomes.
+        listener: Gives each of them a listener.
+        left_out: Names of recipes of which no further run begins; the caller may add to it between two outcomes.
 
     Yields:
         Each run with its finished record, or with the reason why there is none.
 
     Raises:
-        KeyboardInterrupt: It was interrupted, or time is up; the same call resumes it.
+        KeyboardInterrupt: It was interrupted, or time is up; all runs have stopped, with a checkpoint each.
     """
-    for config in configs:
-        if config.recipe not in left_out:
-            yield config, outcome(assignment, config, listener)
+    waiting, incomplete = list(reversed(configs)), False
+    with interruptible(assignment.deadline) as interruption, Crew(jobs, "apo run") as crew:
+        while crew.members or (waiting and not interruption.due):
+            if waiting and len(crew.members) < jobs and not interruption.due:
+                config = waiting.pop()
+                if config.recipe in left_out:
+                    continue
+                record = finished(config.directory(assignment.root))
+                if record is None:
+                    crew.begin(_outcome, (assignment, config), listener(), config)
+                else:  # not worth a process
+                    listener().finished(record)
+                    yield config, record
+                continue
+            for member in crew.ended():
+                if member.result is not None:
+                    yield member.about, member.result
+                elif member.stopped and interruption.due:
+                    incomplete = True
+                else:
+                    died = f"its process died (exit code {member.process.exitcode})"
+                    yield member.about, Failure(f"{died}; run the same command to resume from its last checkpoint")
+            if interruption.requested:
+                crew.ask_to_stop()
+    if waiting or incomplete:
+        interruption.obey()
 
 
-def outcome(assignment: Assignment, config: RunConfig, listener: Listener) -> Record | Failure:
-    """Train one run and return its record, or why it failed.
-
-    Raises:
-        KeyboardInterrupt: It was interrupted, or time is up.
-    """
+def _outcome(assignment: Assignment, config: RunConfig, listener: Listener) -> Record | Failure:
+    """Train one run and return its record, or why it failed."""
     try:
-        return assignment.train(config, listener)
+        return train(
+            config,
+            root=assignment.root,
+            data_dir=assignment.data_dir,
+            listener=listener,
+            deadline=assignment.deadline,
+            chosen_by=assignment.chosen_by.get((config.recipe, config.label)),
+        )
     except UserError as error:
         return Failure(str(error), traceback.format_exc(), fixable=True)
     except Exception as error:

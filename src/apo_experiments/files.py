@@ -10,29 +10,15 @@ from pathlib import Path
 
 from apo_experiments.errors import UserError
 
-__all__ = ["append", "explained", "flush_to_disk", "remove", "write_atomically"]
-
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @contextmanager
 def explained(path: Path, option: str = "--runs") -> Iterator[None]:
-    """Turn a failure to write ``path`` into one sentence for the user.
-
-    Args:
-        path: The file.
-        option: The command-line option that sets where it is.
+    """Turn a failure to write ``path`` into one sentence.
 
     Raises:
         UserError: What the system reported, and what to do about it.
-
-    Example:
-        >>> with explained(Path("runs/record.jsonl")):
-        ...     raise OSError(errno.ENOSPC, "No space left on device")
-        Traceback (most recent call last):
-        ...
-        apo_experiments.errors.UserError: runs/record.jsonl cannot be written because the disk is full: free some space
-        and run the same command again.
     """
     try:
         yield
@@ -48,50 +34,36 @@ def explained(path: Path, option: str = "--runs") -> Iterator[None]:
 
 
 def write_atomically(path: Path, content: bytes | memoryview, option: str = "--runs") -> None:
-    """Replace the content of ``path`` atomically, even if the power fails.
+    """Replace the content of ``path`` atomically, even if the power fails, and create its folders.
 
     The content is written to a temporary file next to it, flushed to the disk, and then renamed. A link stays a link,
     and its target is replaced. Anything but a regular file, such as a pipe, is written directly.
 
-    Args:
-        path: The file; its folders are created.
-        content: All of its bytes.
-        option: The command-line option that sets where it is, for the error message.
-
     Raises:
         UserError: The disk is full or cannot be written; the old file is kept, and no temporary one is left.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     write_atomically(Path(folder) / "run" / "note.txt", b"done")
-        ...     (Path(folder) / "run" / "note.txt").read_text()
-        'done'
     """
     with explained(path, option):
         if path.exists() and not path.is_file():
             _write_all(path, content, 0, flush=False)
-        else:
-            _replace(Path(os.path.realpath(path)) if path.is_symlink() else path, content)
+            return
+        target = Path(os.path.realpath(path)) if path.is_symlink() else path
+        temporary = _temporary(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            _write_all(temporary, content, os.O_TRUNC)
+            os.replace(temporary, target)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+        flush_to_disk(target.parent)
 
 
 def append(path: Path, content: bytes) -> None:
-    """Append ``content`` to a file; if that fails, the file is unchanged.
-
-    Args:
-        path: The file, which exists.
-        content: What to add. A process that is killed while writing may leave a part of it.
+    """Append to a file that exists; if that fails, it is unchanged (a process that is killed may leave a part).
 
     Raises:
         UserError: The disk is full or cannot be written.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     write_atomically(Path(folder) / "log", b"one ")
-        ...     append(Path(folder) / "log", b"two")
-        ...     (Path(folder) / "log").read_text()
-        'one two'
     """
     with explained(path):
         length = path.stat().st_size
@@ -108,9 +80,6 @@ def remove(path: Path) -> None:
 
     Raises:
         UserError: The folder cannot be written.
-
-    Example:
-        >>> remove(Path("not there anyway"))
     """
     with explained(path):
         for file in (path, _temporary(path)):
@@ -118,11 +87,7 @@ def remove(path: Path) -> None:
 
 
 def flush_to_disk(path: Path) -> None:
-    """Wait until a file or a folder is on the disk, if the system supports that.
-
-    Example:
-        >>> flush_to_disk(Path("."))
-    """
+    """Wait until a file or a folder is on the disk, if the system supports that."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except OSError:
@@ -134,19 +99,6 @@ def flush_to_disk(path: Path) -> None:
             raise
     finally:
         os.close(handle)
-
-
-def _replace(path: Path, content: bytes | memoryview) -> None:
-    temporary = _temporary(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        _write_all(temporary, content, os.O_TRUNC)
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-    flush_to_disk(path.parent)
 
 
 def _temporary(path: Path) -> Path:

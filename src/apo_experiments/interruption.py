@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, final
 
-__all__ = ["Interruption", "TimeIsUp", "check_time", "interruptible"]
-
 
 @final
 class TimeIsUp(KeyboardInterrupt):
@@ -24,18 +22,7 @@ class TimeIsUp(KeyboardInterrupt):
 
 
 def check_time(deadline: float | None) -> None:
-    """Raise if the time limit has passed.
-
-    Args:
-        deadline: As from ``time.time()``, whose clock all processes of a machine share; None for no limit.
-
-    Raises:
-        TimeIsUp: It has.
-
-    Example:
-        >>> check_time(None), check_time(time.time() + 60)
-        (None, None)
-    """
+    """Raise :class:`TimeIsUp` at a value of ``time.time()``, whose clock all processes of a machine share."""
     if deadline is not None and time.time() >= deadline:
         raise TimeIsUp
 
@@ -43,15 +30,8 @@ def check_time(deadline: float | None) -> None:
 class Interruption:
     """Whether it is time to stop, and why.
 
-    Args:
-        deadline: When time is up, as a value of ``time.time()``.
-
     Attributes:
         requested: Set by the first signal.
-
-    Example:
-        >>> Interruption().due, Interruption(deadline=time.time() - 1).due
-        (False, True)
     """
 
     def __init__(self, deadline: float | None = None) -> None:
@@ -64,22 +44,13 @@ class Interruption:
         return self.requested or (self.deadline is not None and time.time() >= self.deadline)
 
     def obey(self) -> None:
-        """Raise the exception of a signal or of the time limit, if it is due.
-
-        Raises:
-            KeyboardInterrupt: A signal came.
-            TimeIsUp: The time limit has passed.
-        """
+        """Raise KeyboardInterrupt if a signal came, TimeIsUp if the time limit has passed."""
         if self.requested:
             raise KeyboardInterrupt
         check_time(self.deadline)
 
     def on_signal(self, number: int, frame: Any) -> None:
-        """Note the first signal; a second one does not wait.
-
-        Raises:
-            KeyboardInterrupt: On the second signal.
-        """
+        """Note the first signal; a second one does not wait and raises KeyboardInterrupt."""
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
@@ -87,10 +58,7 @@ class Interruption:
 
 @contextmanager
 def interruptible(deadline: float | None = None) -> Iterator[Interruption]:
-    """Postpone SIGINT and SIGTERM; outside the main thread nothing changes.
-
-    Args:
-        deadline: When time is up, as a value of ``time.time()``.
+    """Postpone SIGINT and SIGTERM, and watch a deadline; outside the main thread nothing changes.
 
     Example:
         >>> import os

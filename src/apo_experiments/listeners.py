@@ -9,16 +9,9 @@ from apo_experiments.problem import Budget
 from apo_experiments.records import Record
 from apo_experiments.runs import RunConfig
 
-__all__ = ["Listener", "Silence"]
-
 
 class Listener(Protocol):
-    """Receives the progress of a run.
-
-    Example:
-        >>> listener: Listener = Silence()
-        >>> listener.message("this is ignored")
-    """
+    """Receives the progress of a run."""
 
     def started(self, config: RunConfig, budget: Budget) -> None:
         """A run starts or resumes; one that was finished before is only reported as ``finished``."""
@@ -34,21 +27,5 @@ class Listener(Protocol):
 
 
 @final
-class Silence:
-    """A listener that ignores everything.
-
-    Example:
-        >>> Silence().row({"step": 1})
-    """
-
-    def started(self, config: RunConfig, budget: Budget) -> None:
-        """Ignore it."""
-
-    def row(self, row: Mapping[str, Any]) -> None:
-        """Ignore it."""
-
-    def finished(self, record: Record) -> None:
-        """Ignore it."""
-
-    def message(self, text: str) -> None:
-        """Ignore it."""
+class Silence(Listener):
+    """A listener that ignores everything."""

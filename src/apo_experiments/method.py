@@ -11,8 +11,6 @@ from torch import Tensor
 
 from apo_experiments.problem import Budget, Problem
 
-__all__ = ["Method", "Stepper"]
-
 
 class Stepper(ABC):
     """One optimizer at work on one problem."""

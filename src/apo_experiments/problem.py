@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 import apo
 
-__all__ = ["Batches", "Budget", "Problem"]
-
 
 class Batches(ABC):
     """An endless stream of training batches on the training device.

@@ -1,6 +1,7 @@
-"""Worker processes on this machine: how they start, stop on request, and end with their parent.
+"""Worker processes on this machine: how they start, report, stop on request, and end with their parent.
 
-Processes, not threads, since torch's random number generators belong to the process.
+Processes, not threads, since torch's random number generators belong to the process. Not a pool of joblib or
+``concurrent.futures``: if one of their processes is killed, all work of the pool is lost.
 """
 
 from __future__ import annotations
@@ -9,50 +10,106 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, final
 
-__all__ = ["INTERRUPTED", "TIME_IS_UP", "ask_to_stop", "become_worker", "few_threads", "start"]
+from apo_experiments.interruption import TimeIsUp
+from apo_experiments.listeners import Listener
 
 #: Exit codes of workers that stopped in an orderly way before their work was done.
-INTERRUPTED, TIME_IS_UP = 130, 3
+_INTERRUPTED, _TIME_IS_UP = 130, 3
 
 
-def start(
-    target: Callable[..., None], arguments: Iterable[Any], jobs: int, name: str
-) -> tuple[Connection, BaseProcess]:
-    """Start a worker.
+@dataclass
+class Member:
+    """A process at work: what for, who listens to its reports, and what its function returned, if it did."""
 
-    Args:
-        target: A function of a module, which is called with ``arguments`` and the worker's end of a pipe; it calls
-            :func:`become_worker` first.
-        arguments: Plain data.
-        jobs: How many workers share the cores.
-        name: What the process is called.
+    about: Any
+    listener: Listener
+    process: BaseProcess
+    result: Any = None
 
-    Returns:
-        Our end of the pipe, which ends with the process, and the process.
-    """
-    context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=target, args=(*arguments, sender), name=name)
-    with _ctrl_c_ignored(), few_threads(jobs):
-        process.start()
-    sender.close()  # so that the pipe ends with the process
-    return receiver, process
+    @property
+    def stopped(self) -> bool:
+        """Whether it was asked to stop, or its time was up, and it ended in an orderly way."""
+        return self.process.exitcode in (_INTERRUPTED, _TIME_IS_UP)
 
 
-def ask_to_stop(processes: Iterable[BaseProcess]) -> None:
-    """Ask workers to stop; training does so after the current step."""
-    for process in processes:
-        process.terminate()
+@final
+class Crew:
+    """The processes at work; leaving the context stops them, which training does after the current step."""
+
+    def __init__(self, jobs: int, name: str) -> None:
+        self.jobs, self.name = jobs, name
+        self.members: dict[Connection, Member] = {}
+        self._asked = False
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._asked = False  # a second request, for instance after a second Ctrl-C, does not wait for the current step
+        self.ask_to_stop()
+        for member in self.members.values():
+            member.process.join()
+
+    def begin(self, work: Callable[..., Any], arguments: Sequence[Any], listener: Listener, about: Any = None) -> None:
+        """Start a process that calls ``work``, a function of a module, with plain data and a listener."""
+        context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_process, args=(work, arguments, sender), name=self.name)
+        with _inherited(self.jobs):
+            process.start()
+        sender.close()  # so that the pipe ends with the process
+        self.members[receiver] = Member(about, listener, process)
+
+    def ended(self) -> list[Member]:
+        """Forward reports of the processes for a while, and return those that have ended."""
+        gone = []
+        for connection in wait(list(self.members), timeout=0.5):
+            assert isinstance(connection, Connection)
+            member = self.members[connection]
+            try:
+                kind, content = connection.recv()
+            except (EOFError, OSError):
+                member.process.join()
+                gone.append(self.members.pop(connection))
+                continue
+            if kind == "result":
+                (member.result,) = content
+            else:
+                getattr(member.listener, kind)(*content)
+        return gone
+
+    def ask_to_stop(self) -> None:
+        """Ask all processes to stop, once."""
+        if not self._asked:
+            for member in self.members.values():
+                member.process.terminate()
+        self._asked = True
 
 
-def become_worker() -> None:
-    """Make this process stop cleanly on request, or when its parent is gone."""
+@final
+class _Relay:
+    """A listener that forwards to the parent process; if that is gone, this one soon will be."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def __getattr__(self, kind: str) -> Callable[..., None]:
+        def send(*content: Any) -> None:
+            with suppress(OSError):
+                self._connection.send((kind, content))
+
+        return send
+
+
+def _process(work: Callable[..., Any], arguments: Sequence[Any], connection: Connection) -> None:
+    """Run as one of the processes, which stops cleanly on request, or when its parent is gone."""
     # While a run trains, the loop waits for the end of a step; everything else can stop at once.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     parent = multiprocessing.parent_process()
@@ -63,40 +120,32 @@ def become_worker() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="parent watch", daemon=True).start()
+    relay: Any = _Relay(connection)
+    try:
+        relay.result(work(*arguments, relay))
+    except TimeIsUp:
+        raise SystemExit(_TIME_IS_UP) from None
+    except KeyboardInterrupt:
+        raise SystemExit(_INTERRUPTED) from None
 
 
 @contextmanager
-def few_threads(jobs: int) -> Iterator[None]:
-    """Make processes that are started here share the cores, unless the user has set the number of threads.
+def _inherited(jobs: int) -> Iterator[None]:
+    """Set what processes that are started here inherit: their share of the cores, and that they ignore Ctrl-C.
 
-    It is an environment variable, because torch and its libraries read it when they are imported.
-
-    Example:
-        >>> with few_threads(10_000):
-        ...     "OMP_NUM_THREADS" in os.environ
-        True
+    The threads are an environment variable, because torch and its libraries read it when they are imported; a number
+    that the user has set is kept. A terminal sends Ctrl-C to all processes, and the parent forwards it: a worker that
+    got both would treat the second one as a request to stop without a checkpoint.
     """
-    if "OMP_NUM_THREADS" in os.environ:
-        yield
-        return
-    os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // jobs))
+    own_threads = "OMP_NUM_THREADS" not in os.environ
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main_thread else None
+    if own_threads:
+        os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // jobs))
     try:
         yield
     finally:
-        del os.environ["OMP_NUM_THREADS"]
-
-
-@contextmanager
-def _ctrl_c_ignored() -> Iterator[None]:
-    """Make processes that are started here ignore Ctrl-C, which a terminal sends to all: the parent forwards it.
-
-    A worker that got both would treat the second one as a request to stop without a checkpoint.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
+        if own_threads:
+            del os.environ["OMP_NUM_THREADS"]
+        if in_main_thread:
+            signal.signal(signal.SIGINT, handler)

@@ -1,49 +1,33 @@
-"""The progress of runs: a live line on a terminal, plain lines in a log.
+"""The progress of runs: bars on a terminal, plain lines in a log.
 
-Both go to standard error, so that standard output has only the results.
+Both go to standard error, so that standard output has only the results. One bar is for the whole command, and each run
+that is being trained has one below it.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from typing import Any, Protocol, TextIO, final
+from typing import Any, TextIO, final
 
-from apo_experiments.listeners import Listener
 from apo_experiments.problem import Budget
+from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record
 from apo_experiments.results import figure_text, value
 from apo_experiments.runs import RunConfig
 
-__all__ = ["Display", "LiveProgress", "Pace", "PlainProgress", "display", "duration"]
 
-
-class Display(Listener, AbstractContextManager["Display"], Protocol):
-    """A listener that is closed when all runs have ended."""
-
-
-def display(runs: int | None, metrics: Mapping[str, str], stream: TextIO | None = None) -> Display:
-    """Return the display that suits where it is shown.
-
-    Args:
-        runs: How many runs there will be, if that is known.
-        metrics: The metric to print at the end of a run, by recipe.
-        stream: Where to write; standard error by default.
+def counted(number: int, thing: str) -> str:
+    """Return a number with the singular or plural of a word.
 
     Example:
-        >>> import io
-        >>> type(display(1, {}, io.StringIO())).__name__
-        'PlainProgress'
+        >>> counted(1, "seed"), counted(3, "seed")
+        ('1 seed', '3 seeds')
     """
-    target: TextIO = sys.stderr if stream is None else stream
-    capable = target.isatty() and os.environ.get("TERM", "") != "dumb"
-    if capable and importlib.util.find_spec("rich") is not None:
-        return LiveProgress(runs, metrics, target)
-    return PlainProgress(runs, metrics, target)
+    return f"{number} {thing}" + ("s" if number != 1 else "")
 
 
 def duration(seconds: float) -> str:
@@ -60,218 +44,227 @@ def duration(seconds: float) -> str:
     return f"{rest} s"
 
 
+def expected_seconds(recipe: Recipe, config: RunConfig) -> float:
+    """Return roughly how long a run takes, from what the recipe says about all of its methods and seeds."""
+    scale = recipe.scales[config.scale]
+    runs = max(len(recipe.entries) * scale.seeds, 1)
+    return 60 * scale.minutes / runs * config.epochs / max(scale.epochs, 1)
+
+
 @final
-class Pace:
-    """How fast a run is, and how long it will still take.
+class Progress(AbstractContextManager["Progress"]):
+    """Shows all runs of a command; a listener itself if there is one run at a time.
 
-    The first two rows of this session give wall time, which includes evaluation; before that the training time
-    of all sessions has to do.
-
-    Args:
-        budget: The length of the run.
-
-    Example:
-        >>> pace = Pace(Budget(steps=100, steps_per_epoch=10))
-        >>> pace.left({"step": 20, "seconds": 2.0}, now=50.0), pace.left({"step": 30, "seconds": 3.0}, now=54.0)
-        (8.0, 28.0)
+    The whole command takes as long as the runs at work still need, by their own pace, and as the recipes say about the
+    others, corrected by how much longer or shorter than that the runs here have taken.
     """
 
-    def __init__(self, budget: Budget) -> None:
-        self.budget = budget
-        self._first: tuple[int, float] | None = None
+    def __init__(self, recipes: Sequence[Recipe], stream: TextIO | None = None, every_seconds: float = 5.0) -> None:
+        self.recipes = {recipe.name: recipe for recipe in recipes}
+        self.stream: TextIO = sys.stderr if stream is None else stream
+        self.every_seconds = every_seconds
+        self.runs = self.begun = self.done = 0
+        self.jobs = 1
+        self.waiting: dict[str, float] = {}  # the seconds that runs are expected to take, by identity
+        self.lanes: list[Lane] = []
+        self._complete = self._taken = self._expected = 0.0
+        self.bars: Any = _bars(self.stream) if self.stream.isatty() and os.environ.get("TERM", "") != "dumb" else None
+        self._whole: Any = None
+        self._warned = False
+        own = self.lane()
+        self.started, self.row, self.finished = own.started, own.row, own.finished
 
-    def left(self, row: Mapping[str, Any], now: float | None = None) -> float:
-        """Return the seconds that are left, estimated from the newest row."""
-        now = time.monotonic() if now is None else now
-        step = row["step"]
+    def __enter__(self) -> Progress:
+        if self.bars is not None:
+            self.bars.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.bars is not None:
+            self.bars.stop()
+        with suppress(OSError):
+            self.stream.flush()
+
+    def expect(self, runs: int, left: Sequence[RunConfig], jobs: int = 1) -> None:
+        """Announce how many runs there are and which of them are left to train, and warn if that takes days."""
+        self.runs, self.jobs = runs, jobs
+        self.waiting = {run.identity(): expected_seconds(self.recipes[run.recipe], run) for run in left}
+        seconds = sum(self.waiting.values())
+        if self.bars is not None and self.runs > 1:
+            self._whole = self.bars.add_task("all runs", total=seconds or 1, facts="")
+            self.refresh()
+        on_cpu = any(run.scale == "paper" and run.device == "cpu" for run in left)
+        if seconds / jobs >= (3_600 if on_cpu else 86_400):  # an hour of a GPU is days of a CPU
+            machine = "one GPU" if any(run.scale == "paper" for run in left) else "two cores"
+            machine += ", and many times as long on a CPU as here" if on_cpu else ""
+            self.warn(f"This will take about {duration(seconds / jobs)} on {machine} ({counted(len(left), 'run')})")
+
+    def warn(self, sentence: str) -> None:
+        """Print, once, that it will take long, and what to do about it."""
+        if not self._warned:
+            self.message(
+                f"{sentence}. Ctrl-C stops it, and the same command resumes it; --method, --seeds, --epochs and a "
+                "smaller --scale make it shorter."
+            )
+        self._warned = True
+
+    def lane(self) -> Lane:
+        """Return a listener for one run at a time, beside others."""
+        self.lanes.append(Lane(self))
+        return self.lanes[-1]
+
+    def message(self, text: str) -> None:
+        """Print something, above the bars."""
+        with suppress(OSError):  # training continues even if the output is closed
+            if self.bars is not None:
+                self.bars.console.print(text, markup=False, soft_wrap=True)
+            else:
+                print(text, file=self.stream, flush=True)
+
+    def ended(self, expected: float, taken: float | None) -> None:
+        """Note that a run has ended, which took so long here, or was finished before."""
+        self.done += 1
+        self._complete += expected
+        if taken is not None:
+            self._taken, self._expected = self._taken + taken, self._expected + expected
+        self.refresh()
+
+    def failed(self, config: RunConfig) -> None:
+        """Note that a run has ended without a result, perhaps with its process."""
+        self.waiting.pop(config.identity(), None)
+        for lane in self.lanes:
+            if lane.identity == config.identity():
+                lane.drop()
+        self.refresh()
+
+    def left(self) -> float:
+        """Return the seconds that all runs together still need."""
+        busy = [lane for lane in self.lanes if lane.seconds_left is not None]
+        taken = self._taken + sum(lane.seconds_in_all for lane in busy)
+        expected = self._expected + sum(lane.expected for lane in busy)
+        correction = taken / expected if taken > 0 and expected > 0 else 1.0
+        running = [lane.seconds_left or 0.0 for lane in busy]
+        rest = correction * sum(self.waiting.values())
+        at_a_time = max(len(busy), min(self.jobs, len(busy) + len(self.waiting)), 1)
+        return max([(rest + sum(running)) / at_a_time, *running])
+
+    def refresh(self) -> None:
+        """Redraw the bar of the whole command."""
+        if self._whole is not None:
+            complete = self._complete + sum(lane.expected * lane.share for lane in self.lanes)
+            facts = f"{self.done} of {self.runs} done  {duration(self.left())} left"
+            self.bars.update(self._whole, completed=complete, facts=facts)
+
+
+@final
+class Lane:
+    """The listener of one run at a time.
+
+    Its pace is measured from the first two rows of this session on, in wall time, which includes evaluation. Before
+    that, the training time of all sessions has to do.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._reset()
+
+    def _reset(self) -> None:
+        self.title, self.identity, self.task = "", "", None
+        self.budget: Budget | None = None
+        self.expected = self.share = self.seconds_in_all = 0.0
+        self.seconds_left: float | None = None
+        self._first: tuple[int, float] | None = None
+        self._began, self._quiet_until = time.monotonic(), 0.0
+
+    def _begin(self, config: RunConfig) -> None:
+        shown = self._progress
+        shown.begun += 1
+        shown.runs = max(shown.runs, shown.begun) if shown.runs else 0
+        for lane in shown.lanes:
+            if lane.identity == config.identity():  # its worker died, and the run goes on here
+                lane.drop()
+        self.identity = config.identity()
+        self.expected = shown.waiting.pop(self.identity, 0.0)
+        place = f"{shown.begun}/{shown.runs}" if shown.runs else f"{shown.begun}"
+        self.title = f"[{place}] {config.recipe} {config.label} seed {config.seed}"
+
+    def started(self, config: RunConfig, budget: Budget) -> None:
+        """Show the run and its length."""
+        self.drop()
+        self._begin(config)
+        self.budget = budget
+        if self._progress.bars is not None:
+            self.task = self._progress.bars.add_task(self.title, total=budget.steps, facts="started")
+            return
+        epochs = counted(budget.steps // budget.steps_per_epoch, "epoch")
+        self._progress.message(f"{self.title}: started, {epochs} of {counted(budget.steps_per_epoch, 'step')}")
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """Show the row; in a log unless the last line is too recent."""
+        if self.budget is None:
+            return
+        now, step = time.monotonic(), row["step"]
         if self._first is None or step <= self._first[0]:
             self._first = (step, now)
             per_step = row.get("seconds", 0.0) / max(step, 1)
         else:
             per_step = (now - self._first[1]) / (step - self._first[0])
-        return per_step * max(self.budget.steps - step, 0)
-
-
-@final
-class PlainProgress:
-    """One line per row, at most every few seconds.
-
-    Args:
-        runs: How many runs there will be.
-        metrics: The metric to print at the end of a run, by recipe.
-        stream: Where to write.
-        every_seconds: How often a line may come.
-        first: The number of the first run.
-
-    Example:
-        >>> with PlainProgress(1, {}, sys.stdout) as shown:
-        ...     shown.started(RunConfig("rosenbrock", "SGD", "sgd", "smoke", seed=0, epochs=2), Budget(20, 10))
-        ...     shown.row({"step": 10, "train_loss": 0.5, "rate": 0.1, "seconds": 2.0})
-        [1/1] rosenbrock SGD seed 0: started, 2 epochs of 10 steps
-        [1/1] rosenbrock SGD seed 0: epoch 1/2, loss 0.5, rate 0.1, 2 s left
-    """
-
-    def __init__(
-        self,
-        runs: int | None,
-        metrics: Mapping[str, str],
-        stream: TextIO,
-        every_seconds: float = 5.0,
-        first: int = 1,
-    ) -> None:
-        self._titles = _Titles(runs, metrics, first)
-        self.stream = stream
-        self.every_seconds = every_seconds
-        self._quiet_until = 0.0
-        self._pace: Pace | None = None
-
-    def __enter__(self) -> PlainProgress:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        with suppress(OSError):
-            self.stream.flush()
-
-    def started(self, config: RunConfig, budget: Budget) -> None:
-        """Print the run and its length."""
-        self._pace = Pace(budget)
-        self._quiet_until = 0.0
-        length = (
-            f"{counted(budget.steps // budget.steps_per_epoch, 'epoch')} of {counted(budget.steps_per_epoch, 'step')}"
-        )
-        self._print(f"{self._titles.begin(config)}: started, {length}")
-
-    def row(self, row: Mapping[str, Any]) -> None:
-        """Print the row unless the last line is too recent."""
-        now = time.monotonic()
-        if self._pace is None:
-            return
-        left = self._pace.left(row, now)
-        if now < self._quiet_until:
-            return
-        self._quiet_until = now + self.every_seconds
-        facts = ", ".join(f"{name} {text}" for name, text in _facts(row, self._pace.budget))
-        self._print(f"{self._titles.now}: {facts}, {duration(left)} left")
+        self.share, self.seconds_in_all = step / self.budget.steps, per_step * self.budget.steps
+        self.seconds_left = left = per_step * max(self.budget.steps - step, 0)
+        if self._progress.left() >= 86_400:
+            self._progress.warn(f"At this pace all runs take another {duration(self._progress.left())}")
+        facts = [f"epoch {step / self.budget.steps_per_epoch:.4g}/{self.budget.steps // self.budget.steps_per_epoch}"]
+        for name, key in (("loss", "train_loss"), ("rate", "rate")):
+            if row.get(key) is not None:
+                facts.append(f"{name} {row[key]:.3g}")
+        facts.append(f"{duration(left)} left")
+        if self._progress.bars is not None:
+            self._progress.bars.update(self.task, completed=step, facts="  ".join(facts))
+            self._progress.refresh()
+        elif now >= self._quiet_until:
+            self._quiet_until = now + self._progress.every_seconds
+            whole = f" (all runs: {duration(self._progress.left())})" if self._progress.runs > 1 else ""
+            self._progress.message(f"{self.title}: {', '.join(facts)}{whole}")
 
     def finished(self, record: Record) -> None:
-        """Print the result."""
-        self._print(self._titles.end(record))
-        self._pace = None
+        """Let the bar scroll away with the result."""
+        summary = record.summary or {}
+        took = f"in {duration(summary.get('seconds') or 0.0)}"
+        here: float | None = time.monotonic() - self._began
+        if self.identity != record.config.identity():
+            self.drop()
+            self._begin(record.config)
+            took, here = "(finished before)", None
+        recipe = self._progress.recipes.get(record.config.recipe)
+        outcome = f"{recipe.metric} {figure_text(value(record, recipe.metric))}" if recipe else "finished"
+        title, expected = self.title, self.expected
+        self.drop()
+        self._progress.ended(expected, here)
+        self._progress.message(f"{title}: {'diverged' if summary.get('diverged') else outcome} {took}")
 
     def message(self, text: str) -> None:
-        """Print it."""
-        self._print(text)
+        """Print something with the name of the run, since there may be others beside it."""
+        self._progress.message(f"{self.title}: {text}" if self.title else text)
 
-    def _print(self, line: str) -> None:
-        with suppress(OSError):  # training continues even if the output is closed
-            print(line, file=self.stream, flush=True)
+    def drop(self) -> None:
+        """Remove the bar of a run that has ended or failed."""
+        if self.task is not None:
+            self._progress.bars.remove_task(self.task)
+            self._progress.bars.refresh()  # or the bar would be printed again below the result
+        self._reset()
 
 
-@final
-class LiveProgress:
-    """A line that is redrawn for the current run; finished runs scroll away above it. Needs the package rich.
-
-    Args:
-        runs: How many runs there will be.
-        metrics: The metric to print at the end of a run, by recipe.
-        stream: A terminal.
-    """
-
-    def __init__(self, runs: int | None, metrics: Mapping[str, str], stream: TextIO) -> None:
+def _bars(stream: TextIO) -> Any:
+    try:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
-
-        self._titles = _Titles(runs, metrics)
-        self._pace: Pace | None = None
-        self._task: Any = None
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=16),
-            TextColumn("{task.fields[facts]}", markup=False),
-            console=Console(file=stream, highlight=False),
-            refresh_per_second=4,
-            transient=True,
-        )
-
-    def __enter__(self) -> LiveProgress:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._progress.stop()
-
-    def started(self, config: RunConfig, budget: Budget) -> None:
-        """Show a new line."""
-        self._drop()
-        self._pace = Pace(budget)
-        self._task = self._progress.add_task(self._titles.begin(config), total=budget.steps, facts="started")
-
-    def row(self, row: Mapping[str, Any]) -> None:
-        """Redraw the line."""
-        if self._pace is None:
-            return
-        facts = "  ".join(f"{name} {text}" for name, text in _facts(row, self._pace.budget))
-        left = duration(self._pace.left(row))
-        self._progress.update(self._task, completed=row["step"], facts=f"{facts}  {left} left")
-
-    def finished(self, record: Record) -> None:
-        """Let the line scroll away with its result."""
-        self._drop()
-        self.message(self._titles.end(record))
-
-    def message(self, text: str) -> None:
-        """Print above the line."""
-        self._progress.console.print(text, markup=False, soft_wrap=True)
-
-    def _drop(self) -> None:
-        if self._task is not None:
-            self._progress.remove_task(self._task)
-            self._progress.refresh()  # or the line would be printed again below the result
-        self._task = self._pace = None
-
-
-@final
-class _Titles:
-    """Which run it is, and what its last line says."""
-
-    def __init__(self, runs: int | None, metrics: Mapping[str, str], first: int = 1) -> None:
-        self.runs, self.metrics = runs, metrics
-        self.now = ""
-        self._count = first - 1
-        self._running: str | None = None
-
-    def begin(self, config: RunConfig) -> str:
-        self._count += 1
-        self._running = config.identity()
-        place = f"{self._count}/{self.runs}" if self.runs else f"{self._count}"
-        self.now = f"[{place}] {config.recipe} {config.label} seed {config.seed}"
-        return self.now
-
-    def end(self, record: Record) -> str:
-        took = f"in {duration((record.summary or {}).get('seconds') or 0.0)}"
-        if self._running != record.config.identity():
-            self.begin(record.config)
-            # The processes of a sweep report a run only when it ends.
-            took = took if self.runs is None else "(finished before)"
-        self._running = None
-        return f"{self.now}: {self._outcome(record)} {took}"
-
-    def _outcome(self, record: Record) -> str:
-        if (record.summary or {}).get("diverged"):
-            return "diverged"
-        metric = self.metrics.get(record.config.recipe)
-        return f"{metric} {figure_text(value(record, metric))}" if metric else "finished"
-
-
-def counted(number: int, thing: str) -> str:
-    """Return a number with the singular or plural of a word."""
-    return f"{number} {thing}" + ("s" if number != 1 else "")
-
-
-def _facts(row: Mapping[str, Any], budget: Budget) -> list[tuple[str, str]]:
-    epochs = budget.steps // budget.steps_per_epoch
-    facts = [("epoch", f"{row['step'] / budget.steps_per_epoch:.4g}/{epochs}")]
-    for name, key in (("loss", "train_loss"), ("rate", "rate")):
-        if row.get(key) is not None:
-            facts.append((name, f"{row[key]:.3g}"))
-    return facts
+    except ImportError:
+        return None
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=16),
+        TextColumn("{task.fields[facts]}", markup=False),
+        console=Console(file=stream, highlight=False),
+        refresh_per_second=4,
+        transient=True,
+    )

@@ -17,32 +17,17 @@ import torch
 import apo
 from apo_experiments import backends
 
-__all__ = ["command", "commit", "describe", "hardware", "versions"]
-
 #: Packages beside torch that a result may depend on.
 _PACKAGES = ("numpy", "scipy", "scikit-learn", "pytorch-optimizer", "sentencepiece", "sacrebleu", "optuna")
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """Return everything below, as the header of a record has it.
-
-    Args:
-        device: Where the run computes.
-
-    Example:
-        >>> sorted(describe(torch.device("cpu")))
-        ['command', 'commit', 'hardware', 'versions']
-    """
+    """Return everything below, as the header of a record has it, for a run on ``device``."""
     return {"command": command(), "commit": commit(), "versions": versions(), "hardware": hardware(device)}
 
 
 def command() -> list[str]:
-    """Return the command line of this process, without the program's folder and without passwords in addresses.
-
-    Example:
-        >>> all(isinstance(word, str) for word in command())
-        True
-    """
+    """Return the command line of this process, without the program's folder and without passwords in addresses."""
     program, *arguments = sys.argv or [""]
     return [Path(program).name, *(re.sub(r"(://[^/@:]*):[^/@]*@", r"\1:***@", word) for word in arguments)]
 
@@ -52,10 +37,6 @@ def commit() -> str | None:
     """Return the commit of this source tree, ``-dirty`` if files differ from it.
 
     ``$APO_COMMIT`` takes precedence, for copies that are not a checkout or that git does not know about.
-
-    Example:
-        >>> commit() is None or len(commit()) >= 40
-        True
     """
     if told := os.environ.get("APO_COMMIT"):
         return told
@@ -67,12 +48,7 @@ def commit() -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python, torch, CUDA, apo and of the packages that are installed.
-
-    Example:
-        >>> versions()["torch"] == str(torch.__version__)
-        True
-    """
+    """Return the versions of Python, torch, CUDA, apo and of the packages that are installed."""
     found = {"python": platform.python_version(), "torch": str(torch.__version__), "apo": apo.__version__}
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
@@ -85,12 +61,7 @@ def versions() -> dict[str, str]:
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
-    """Return the names of the device and the CPU, how many threads torch uses, and the switches of a GPU.
-
-    Example:
-        >>> hardware(torch.device("cpu"))["device"]
-        'cpu'
-    """
+    """Return the names of the device and the CPU, how many threads torch uses, and the switches of a GPU."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return {"device": name, "cpu": _cpu(), "threads": torch.get_num_threads(), **backends.described(device)}
 

@@ -29,8 +29,6 @@ from apo_experiments.errors import UserError
 from apo_experiments.files import append, explained, flush_to_disk, write_atomically
 from apo_experiments.runs import RunConfig
 
-__all__ = ["NAME", "Record", "RecordWriter", "find", "read"]
-
 #: The file's name in a run's folder.
 NAME = "record.jsonl"
 
@@ -44,11 +42,6 @@ class Record:
         header: Its first line: command, commit, versions, hardware, start.
         rows: Its curve.
         summary: Its last line, or None while it is unfinished.
-
-    Example:
-        >>> config = RunConfig("rosenbrock", "SGD", "sgd", "smoke", seed=0, epochs=1)
-        >>> Record(config, {}, [], None).finished
-        False
     """
 
     config: RunConfig
@@ -64,28 +57,7 @@ class Record:
 
 @final
 class RecordWriter:
-    """Writes the record of one run, or continues an existing one.
-
-    Args:
-        directory: The run's folder.
-        config: What identifies the run.
-        chosen_by: How its hyperparameters were chosen, for the header.
-
-    Raises:
-        UserError: The record cannot be written.
-
-    Example:
-        >>> import tempfile
-        >>> config = RunConfig("rosenbrock", "SGD", "sgd", "smoke", seed=0, epochs=1)
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     writer = RecordWriter(Path(folder), config)
-        ...     writer.append({"step": 10, "train_loss": 0.5}, {"step": 20, "train_loss": math.inf})
-        ...     kept = writer.truncate_to(10)
-        ...     writer.finish({"metrics": {"train_loss": 0.5}})
-        ...     record = read(Path(folder) / NAME)
-        >>> record.rows, record.summary["metrics"]
-        ([{'kind': 'row', 'step': 10, 'train_loss': 0.5}], {'train_loss': 0.5})
-    """
+    """Writes the record of one run, or continues an existing one."""
 
     def __init__(self, directory: Path, config: RunConfig, chosen_by: Mapping[str, Any] | None = None) -> None:
         self.path = directory / NAME
@@ -133,15 +105,6 @@ def read(path: Path) -> Record:
 
     Args:
         path: The file ``record.jsonl``.
-
-    Raises:
-        UserError: There is no such file, or it does not begin with a header.
-
-    Example:
-        >>> read(Path("nowhere") / NAME)
-        Traceback (most recent call last):
-        ...
-        apo_experiments.errors.UserError: nowhere/record.jsonl is missing or damaged: run its command again.
     """
     lines = _readable_lines(path)
     try:
@@ -160,10 +123,6 @@ def find(root: Path, recipe: str | None = None, scale: str | None = None) -> lis
         root: The folder of all runs; it need not exist.
         recipe: Only runs of this recipe.
         scale: Only runs of this scale.
-
-    Example:
-        >>> find(Path("nowhere"))
-        []
     """
     records = []
     for path in sorted(root.glob(f"**/{NAME}")):

@@ -7,7 +7,7 @@ a note there: ``"run": {"command": [...], "chosen_by": {...}}`` or ``"sweep": {"
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,33 +18,15 @@ from apo_experiments.errors import UserError
 from apo_experiments.files import write_atomically
 from apo_experiments.records import NAME, Record
 
-__all__ = ["as_result", "as_trial", "chosen_by", "is_swept", "is_trial", "trial_command"]
-
 
 def is_trial(record: Record) -> bool:
-    """Return whether a sweep has tried a run, no matter which command trained it.
-
-    Example:
-        >>> from apo_experiments.runs import RunConfig
-        >>> config = RunConfig("r", "SGD", "sgd", "cpu", 0, 1)
-        >>> is_trial(Record(config, {"command": ["apo", "run", "r"], "sweep": {"command": []}}, [], None))
-        True
-    """
-    return "sweep" in record.header or _is_sweep(record.header.get("command") or [])
+    """Return whether a sweep has tried a run, no matter which command trained it."""
+    return "sweep" in record.header or _is_sweep(record.header.get("command"))
 
 
 def is_swept(record: Record) -> bool:
-    """Return whether a run belongs only to a sweep.
-
-    Example:
-        >>> from apo_experiments.runs import RunConfig
-        >>> config = RunConfig("r", "SGD", "sgd", "cpu", 0, 1)
-        >>> is_swept(Record(config, {"command": ["apo", "sweep", "r"]}, [], None))
-        True
-        >>> is_swept(Record(config, {"command": ["apo", "run", "r", "--runs", "sweep"]}, [], None))
-        False
-    """
-    return "run" not in record.header and _is_sweep(record.header.get("command") or [])
+    """Return whether a run belongs only to a sweep."""
+    return "run" not in record.header and _is_sweep(record.header.get("command"))
 
 
 def trial_command(record: Record) -> list[str]:
@@ -53,36 +35,20 @@ def trial_command(record: Record) -> list[str]:
 
 
 def chosen_by(record: Record) -> Mapping[str, Any] | None:
-    """Return how the hyperparameters of a result were chosen, if sweeps chose them.
-
-    Example:
-        >>> from apo_experiments.runs import RunConfig
-        >>> header = {"command": ["apo", "sweep", "r"], "run": {"chosen_by": {"points": 3}}}
-        >>> chosen_by(Record(RunConfig("r", "SGD", "sgd", "cpu", 0, 1), header, [], None))
-        {'points': 3}
-    """
+    """Return how the hyperparameters of a result were chosen, if sweeps chose them."""
     return record.header.get("chosen_by") or record.header.get("run", {}).get("chosen_by")
 
 
 def as_result(record: Record, directory: Path, origin: Mapping[str, Any] | None) -> Record:
-    """Note that ``apo run`` includes a run that a sweep had started.
-
-    Args:
-        record: Its record.
-        directory: Its folder.
-        origin: How its hyperparameters were chosen.
-
-    Returns:
-        The record with the note, or unchanged if there is nothing to note.
-    """
-    begun_by_sweep = _is_sweep(record.header.get("command") or []) and not _is_sweep(provenance.command())
+    """Note that ``apo run`` includes a run that a sweep had started, and how its hyperparameters were chosen."""
+    begun_by_sweep = _is_sweep(record.header.get("command")) and not _is_sweep(provenance.command())
     if begun_by_sweep and ("run" not in record.header or (origin and not chosen_by(record))):
         return _noted(record, directory, "run", {"chosen_by": origin} if origin else {})
     return record
 
 
 def as_trial(record: Record, directory: Path) -> Record:
-    """Note that a sweep includes an existing run; see :func:`as_result`."""
+    """Note that a sweep includes an existing run."""
     return record if is_trial(record) else _noted(record, directory, "sweep", {})
 
 
@@ -96,6 +62,6 @@ def _noted(record: Record, directory: Path, role: str, facts: Mapping[str, Any])
     return replace(record, header={**record.header, role: note})
 
 
-def _is_sweep(command: Sequence[str]) -> bool:
+def _is_sweep(command: list[str] | None) -> bool:
     """Look only at the subcommand: a folder may have any name."""
-    return next((word for word in command[1:] if not word.startswith("-")), None) == "sweep"
+    return next((word for word in (command or [])[1:] if not word.startswith("-")), None) == "sweep"

@@ -11,8 +11,6 @@ from typing import Any
 
 from apo_experiments import renamed
 
-__all__ = ["RunConfig"]
-
 
 @dataclass(frozen=True)
 class RunConfig:
@@ -49,11 +47,6 @@ class RunConfig:
 
         Raises:
             TypeError: An attribute is missing or unknown.
-
-        Example:
-            >>> config = RunConfig("r", "APO", "sgd-apo", "cpu", 0, 1, {"over_relaxation": 2.0})
-            >>> RunConfig.from_record({**asdict(config), "hyper": {"sigma": 2.0}}) == config
-            True
         """
         config = cls(**content)
         return replace(config, hyper=renamed.of_today(config.hyper))

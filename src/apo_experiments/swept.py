@@ -11,35 +11,15 @@ from apo_experiments.results import value, variant
 from apo_experiments.roles import is_swept
 from apo_experiments.sweep.grid import judging_metric, worst
 
-__all__ = ["best_of_grid", "judgement", "points_of_grids"]
-
 
 def best_of_grid(recipe: Recipe, records: Iterable[Record]) -> list[Record]:
-    """Return the runs of the best point, one per seed; none if no point is finished.
+    """Return the runs of the best point of one entry, one per seed; none if no point is finished.
 
     As in the sweep itself, validation data decide if there are any, a point is judged by the mean over its seeds, and a
     point that diverged for any seed is the worst. Of runs of several lengths, the longest count.
-
-    Args:
-        recipe: The recipe.
-        records: The runs of one sweep, of one entry.
-
-    Example:
-        >>> from apo_experiments.runs import RunConfig
-        >>> recipe = Recipe("r", "", "", None, {}, (), {}, (), metric="test_loss", goal="min")
-        >>> def tried(lr, loss):
-        ...     return Record(
-        ...         RunConfig("r", "SGD", "sgd", "cpu", 0, 1, {"lr": lr}), {}, [], {"metrics": {"test_loss": loss}}
-        ...     )
-        >>> [
-        ...     record.config.hyper
-        ...     for record in best_of_grid(recipe, [tried(0.1, 3.0), tried(0.3, 2.0), tried(1.0, None)])
-        ... ]
-        [{'lr': 0.3}]
     """
-    points = _points(records)
     best = min if recipe.goal == "min" else max
-    return best(points, key=lambda point: judgement(recipe, point), default=[])
+    return best(_points(records), key=lambda point: judgement(recipe, point), default=[])
 
 
 def points_of_grids(records: Sequence[Record], shown: Iterable[Record]) -> dict[str, int]:
@@ -48,19 +28,19 @@ def points_of_grids(records: Sequence[Record], shown: Iterable[Record]) -> dict[
     Args:
         records: All runs of a recipe at a scale.
         shown: Those of them that represent it.
-
-    Example:
-        >>> from apo_experiments.runs import RunConfig
-        >>> configs = [RunConfig("r", "SGD", "sgd", "cpu", 0, 1, {"lr": lr}) for lr in (0.1, 0.3)]
-        >>> tried = [Record(config, {"command": ["apo", "sweep", "r"]}, [], {"metrics": {}}) for config in configs]
-        >>> points_of_grids(tried, tried[:1])
-        {'SGD': 2}
     """
     labels = dict.fromkeys(record.config.label for record in shown if is_swept(record))
     return {
         label: len(_points(record for record in records if record.config.label == label and is_swept(record)))
         for label in labels
     }
+
+
+def judgement(recipe: Recipe, point: Sequence[Record]) -> float:
+    """Return the mean over the seeds of a point, or the worst possible value if one of them diverged."""
+    found = [value(record, judging_metric(recipe, record)) for record in point]
+    known = [figure for figure in found if figure is not None]
+    return math.fsum(known) / len(known) if len(known) == len(found) else worst(recipe)
 
 
 def _points(records: Iterable[Record]) -> list[list[Record]]:
@@ -72,18 +52,3 @@ def _points(records: Iterable[Record]) -> list[list[Record]]:
         if record.config.epochs == longest:
             groups.setdefault(variant(record.config), []).append(record)
     return list(groups.values())
-
-
-def judgement(recipe: Recipe, point: Sequence[Record]) -> float:
-    """Return the mean over the seeds of a point, or the worst possible value if one of them diverged.
-
-    Example:
-        >>> from apo_experiments.runs import RunConfig
-        >>> recipe = Recipe("r", "", "", None, {}, (), {}, (), metric="test_loss", goal="min")
-        >>> diverged = Record(RunConfig("r", "SGD", "sgd", "cpu", 0, 1), {}, [], {"metrics": {"test_loss": None}})
-        >>> judgement(recipe, [diverged])
-        inf
-    """
-    found = [value(record, judging_metric(recipe, record)) for record in point]
-    known = [figure for figure in found if figure is not None]
-    return math.fsum(known) / len(known) if len(known) == len(found) else worst(recipe)

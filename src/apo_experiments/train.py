@@ -18,7 +18,7 @@ import torch
 
 from apo_experiments.checkpoints import Checkpoint
 from apo_experiments.errors import UserError
-from apo_experiments.interruption import Interruption, check_time, interruptible
+from apo_experiments.interruption import check_time, interruptible
 from apo_experiments.listeners import Listener, Silence
 from apo_experiments.locks import locked
 from apo_experiments.problem import Budget
@@ -26,8 +26,6 @@ from apo_experiments.recipe import Recipe, Setting
 from apo_experiments.records import NAME, Record, RecordWriter, read
 from apo_experiments.runs import RunConfig
 from apo_experiments.training import Training
-
-__all__ = ["Listener", "Silence", "finished", "train"]
 
 #: How a step says that there is nothing left to train; apo.NonFiniteError is the first of them.
 _DIVERGENCE = (FloatingPointError, torch.linalg.LinAlgError)  # pyright: ignore[reportPrivateImportUsage]
@@ -66,23 +64,14 @@ def train(
     Raises:
         UserError: The run cannot be trained; the message says what to do.
         KeyboardInterrupt: It was interrupted, or (:class:`TimeIsUp`) the deadline passed; the same call resumes it.
-
-    Example:
-        >>> import tempfile
-        >>> from apo_experiments.recipes import RECIPES, plan
-        >>> config = plan(RECIPES["rosenbrock"], "smoke")[0]
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     record = train(config, root=Path(folder))
-        >>> record.summary["diverged"]
-        False
     """
     listener = listener or Silence()
     directory = config.directory(Path(root))
     record = finished(directory)
     if record is None:
         check_time(deadline)
-        recipe = _recipe(config.recipe)
-        setting = Setting(config.seed, _device(config.device), data_dir)
+        recipe, device = _found(config)
+        setting = Setting(config.seed, device, data_dir)
         torch.manual_seed(config.seed)
         if recipe.compute is not None:
             record = _compute(config, recipe, setting, directory, listener)
@@ -100,15 +89,7 @@ def train(
 
 
 def finished(directory: Path) -> Record | None:
-    """Return the record of a run that has finished, or None.
-
-    Args:
-        directory: The run's folder.
-
-    Example:
-        >>> finished(Path("nowhere")) is None
-        True
-    """
+    """Return the record of a run in a folder if it has finished, or None."""
     try:
         record = read(directory / NAME)
     except UserError:
@@ -143,13 +124,33 @@ def _train(
     row_seconds: float,
     deadline: float | None,
 ) -> Record:
-    """Train to the end and close the record."""
+    """Step, evaluate, record and save to the end, and close the record."""
     listener.started(run.config, run.budget)
     _resume(run, writer, checkpoint, listener)
-    reason = None
+    reason, told = None, time.monotonic()
     with interruptible(deadline) as interruption:
+        run.start_clock()
         try:
-            _loop(run, writer, checkpoint, listener, interruption, row_seconds)
+            while run.step < run.budget.steps:
+                run.advance()
+                if run.step % run.budget.steps_per_epoch == 0:
+                    row = run.close_epoch()
+                    writer.append(row)
+                    listener.row(row)
+                    _check_metric(run.recipe, row, at_the_end=run.step == run.budget.steps)
+                    told = time.monotonic()
+                elif time.monotonic() - told > row_seconds:
+                    listener.row(run.row())
+                    told = time.monotonic()
+                if checkpoint.due() or interruption.due:
+                    state = run.state_dict()
+                    with run.off_the_clock():
+                        writer.sync()  # before the checkpoint, which must not refer to rows that a power cut has lost
+                        checkpoint.save(state)
+                    if interruption.due:
+                        place = f"step {run.step} of {run.budget.steps}"
+                        listener.message(f"stopped after {place}; run the same command to resume")
+                        interruption.obey()
         except _DIVERGENCE as error:
             reason = str(error)
             listener.message(f"{run.config.label}, seed {run.config.seed}, diverged: {reason}")
@@ -159,38 +160,6 @@ def _train(
     if interruption.requested:  # too late for this run, but it stops the next one
         raise KeyboardInterrupt
     return read(writer.path)
-
-
-def _loop(
-    run: Training,
-    writer: RecordWriter,
-    checkpoint: Checkpoint,
-    listener: Listener,
-    interruption: Interruption,
-    row_seconds: float,
-) -> None:
-    """Step, evaluate, record, save."""
-    told = time.monotonic()
-    run.start_clock()
-    while run.step < run.budget.steps:
-        run.advance()
-        if run.step % run.budget.steps_per_epoch == 0:
-            row = run.close_epoch()
-            writer.append(row)
-            listener.row(row)
-            _check_metric(run.recipe, row, at_the_end=run.step == run.budget.steps)
-            told = time.monotonic()
-        elif time.monotonic() - told > row_seconds:
-            listener.row(run.row())
-            told = time.monotonic()
-        if checkpoint.due() or interruption.due:
-            state = run.state_dict()
-            with run.off_the_clock():
-                writer.sync()  # before the checkpoint, which must not refer to rows that a power cut has lost
-                checkpoint.save(state)
-            if interruption.due:
-                listener.message(f"stopped after step {run.step} of {run.budget.steps}; run the same command to resume")
-                interruption.obey()
 
 
 def _resume(run: Training, writer: RecordWriter, checkpoint: Checkpoint, listener: Listener) -> None:
@@ -266,19 +235,16 @@ def _summary(
     return summary if reason is None else {**summary, "reason": reason}
 
 
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"the device {name!r} is unknown: use cpu or cuda.") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"the device {name!r} is not available, since torch finds no CUDA: use --device cpu.")
-    return device
-
-
-def _recipe(name: str) -> Recipe:
+def _found(config: RunConfig) -> tuple[Recipe, torch.device]:
+    """Return the recipe and the device of a run."""
     from apo_experiments.recipes import RECIPES
 
-    if name not in RECIPES:
-        raise UserError(f"there is no recipe {name!r}: choose one of {', '.join(sorted(RECIPES))}.")
-    return RECIPES[name]
+    if config.recipe not in RECIPES:
+        raise UserError(f"there is no recipe {config.recipe!r}: choose one of {', '.join(sorted(RECIPES))}.")
+    try:
+        device = torch.device(config.device)
+    except RuntimeError:
+        raise UserError(f"the device {config.device!r} is unknown: use cpu or cuda.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"the device {config.device!r} is not available, since torch finds no CUDA: use --device cpu.")
+    return RECIPES[config.recipe], device

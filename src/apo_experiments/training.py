@@ -15,49 +15,32 @@ from torch import nn
 
 from apo.passes.isolation import RandomState, Surface
 from apo_experiments import backends
-from apo_experiments.compiled import CompiledNetwork
 from apo_experiments.errors import UserError
-from apo_experiments.method import Method
 from apo_experiments.problem import Budget
 from apo_experiments.recipe import Recipe, Setting
 from apo_experiments.runs import RunConfig
-
-__all__ = ["Training"]
 
 
 @final
 class Training:
     """A run in memory: what the loop moves forward, and what a checkpoint holds.
 
-    Args:
-        config: The run.
-        recipe: Its recipe, which has a task.
-        setting: The seed, the device and the folder of the data.
-
     Attributes:
         step: Steps taken.
         loss_sum: The sum of the losses of this epoch, on the device; NaN as soon as one of them is.
-
-    Raises:
-        UserError: The method is unknown, there is nothing to train, or the task or the method says what is missing.
-
-    Example:
-        >>> from apo_experiments.recipes import RECIPES, plan
-        >>> config = plan(RECIPES["rosenbrock"], "smoke")[0]
-        >>> run = Training(config, RECIPES["rosenbrock"], Setting(0, torch.device("cpu"), None))
-        >>> run.advance()
-        >>> run.step, sorted(run.row())
-        (1, ['epoch', 'rate', 'seconds', 'step', 'train_loss'])
     """
 
     def __init__(self, config: RunConfig, recipe: Recipe, setting: Setting) -> None:
+        from apo_experiments.methods import METHODS
+
         assert recipe.task is not None, f"recipe {recipe.name!r} has neither a task nor a compute function"
         if config.epochs < 1:
             raise UserError(f"epochs was {config.epochs}: it must be at least 1.")
         self.config = config
         self.recipe = recipe
         self.device = setting.device
-        method = _method(config.method)
+        if config.method not in METHODS:
+            raise UserError(f"there is no method {config.method!r}: choose one of {', '.join(sorted(METHODS))}.")
         backends.configure(setting.device, config.options)
         self.problem = recipe.task(config.options, setting)
         self.problem.model.train()
@@ -65,7 +48,7 @@ class Training:
             self.problem = replace(self.problem, trained_as=CompiledNetwork(self.problem.model))
         steps_per_epoch = self.problem.batches.steps_per_epoch
         self.budget = Budget(config.epochs * steps_per_epoch, steps_per_epoch)
-        self.stepper = method.build(self.problem, config.hyper, self.budget)
+        self.stepper = METHODS[config.method].build(self.problem, config.hyper, self.budget)
         # Dropout has its own seed, independent of what building the network and the optimizer has drawn.
         torch.manual_seed(_derived_seed(config.seed))
         self.step = 0
@@ -81,11 +64,7 @@ class Training:
         self.step += 1
 
     def close_epoch(self) -> dict[str, Any]:
-        """Return the row of the epoch that is over, including metrics, and begin the next.
-
-        Raises:
-            FloatingPointError: The loss is not finite.
-        """
+        """Return the row of the epoch that is over, including metrics, and begin the next."""
         row = self.row()
         if not math.isfinite(row["train_loss"]):
             raise FloatingPointError(f"the training loss was {row['train_loss']} before step {self.step}")
@@ -154,13 +133,24 @@ class Training:
             RandomState.from_state_dict(state["random"]).restore()  # last: loading the rest may draw numbers
 
 
+@final
+class CompiledNetwork(nn.Module):
+    """A network whose training passes go through ``torch.compile``: fewer, larger kernels, the same mathematics.
+
+    Evaluation, with batches of another size, runs the network itself.
+    """
+
+    def __init__(self, network: nn.Module, backend: str = "inductor") -> None:
+        super().__init__()
+        self.network = network
+        # A compiled function, because a compiled module would be a second module with the same weights.
+        self._compiled = torch.compile(network.forward, backend=backend, dynamic=False)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the network."""
+        training = self.network.training and torch.is_grad_enabled()
+        return (self._compiled if training else self.network)(*args, **kwargs)
+
+
 def _derived_seed(seed: int) -> int:
     return int.from_bytes(hashlib.sha256(f"training {seed}".encode()).digest()[:7], "big")
-
-
-def _method(name: str) -> Method:
-    from apo_experiments.methods import METHODS
-
-    if name not in METHODS:
-        raise UserError(f"there is no method {name!r}: choose one of {', '.join(sorted(METHODS))}.")
-    return METHODS[name]

@@ -1,6 +1,6 @@
-"""The hyperparameters that sweeps have found, from the records of their runs.
+"""The hyperparameters that sweeps have found, from the records of their runs or from their database.
 
-The records of several sweeps over parts of a grid count together, wherever they were made.
+The results of several sweeps over parts of a grid count together, wherever they were made.
 """
 
 from __future__ import annotations
@@ -18,64 +18,45 @@ from apo_experiments.roles import is_trial, trial_command
 from apo_experiments.sweep.grid import holds_out, judging_metric
 from apo_experiments.swept import judgement
 
-__all__ = ["Choice", "choose", "varied"]
-
 #: How numbers are computed does not make one run a worse judge of another.
 _COMPUTATION = {"validation", "precision", "cuda_graph", "channels_last", "tf32", "cudnn_benchmark"}
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The best hyperparameters among those that were tried.
+    """The best hyperparameters, except those on how numbers are computed, and their origin, for the record.
 
-    Attributes:
-        hyper: All hyperparameters except those on how numbers are computed.
-        origin: What the record contains about it: the metric and its value, how many points of how many epochs and
-            seeds were tried, by which commands, and where they differ.
+    The origin has the metric and its value, how many points of how many epochs and seeds were tried, by which commands,
+    and where they differ.
     """
 
     hyper: dict[str, Any]
     origin: dict[str, Any]
 
 
-def choose(recipe: Recipe, label: str, scale: str, records: Sequence[Record], options: Mapping[str, Any]) -> Choice:
+def choose(
+    recipe: Recipe, label: str, scale: str, records: Sequence[Record], options: Mapping[str, Any], where: str = ""
+) -> Choice:
     """Choose by the metric on validation data, if the task can hold some out.
 
-    The runs with the most epochs decide: a longer sweep over the best points of a short one replaces it.
-
-    Args:
-        recipe: The recipe that was swept.
-        label: Label of its entry.
-        scale: The scale of the sweep.
-        records: All records.
-        options: Options of the task of the planned runs; runs with others do not count.
-
-    Raises:
-        UserError: Nothing that fits was tried, or all of it diverged.
-
-    Example:
-        >>> from apo_experiments.runs import RunConfig
-        >>> recipe = Recipe("r", "", "", None, {"validation": False}, (), {}, (), metric="test_loss", goal="min")
-        >>> def tried(lr, loss):
-        ...     config = RunConfig("r", "SGD", "sgd", "cpu", 0, 1, {"lr": lr, "mu": 0.9}, {"validation": True})
-        ...     return Record(config, {}, [], {"metrics": {"test_loss": 0.0, "valid_loss": loss}})
-        >>> choice = choose(recipe, "SGD", "cpu", [tried(0.1, 3.0), tried(0.3, 2.0), tried(1.0, None)], {})
-        >>> choice.hyper, choice.origin["hyper"], choice.origin["value"], choice.origin["points"]
-        ({'lr': 0.3, 'mu': 0.9}, {'lr': 0.3}, 2.0, 3)
+    The runs with the most epochs decide: a longer sweep over the best points of a short one replaces it. Runs whose
+    task has other ``options`` do not count.
     """
     tried = [record for record in records if _counts(recipe, label, scale, record, options)]
     longest = max((record.config.epochs for record in tried), default=0)
     groups: dict[str, list[Record]] = {}
     for record in tried:
         if record.config.epochs == longest:
-            groups.setdefault(_key(record), []).append(record)
+            key = {key: value for key, value in record.config.hyper.items() if key not in _COMPUTATION}
+            groups.setdefault(json.dumps(key, sort_keys=True, default=str), []).append(record)
     judged = [(judgement(recipe, group), group) for group in groups.values()]
     judged = [(figure, group) for figure, group in judged if math.isfinite(figure)]
     if not judged:
         what = "all that was tried diverged" if groups else "nothing was tried"
         raise UserError(
-            f"--best finds no settings for {label} of {recipe.name} at scale {scale}, since {what} with the options of "
-            f"these runs: run `apo sweep {recipe.name} --scale {scale} --method {label}` first."
+            f"--best finds no settings for {label} of {recipe.name} at scale {scale}{where and f' in {where}'}, since "
+            f"{what} with the options of these runs: run `apo sweep {recipe.name} --scale {scale} --method {label}` "
+            "first, or name the database of a sweep with --storage."
         )
     best = min if recipe.goal == "min" else max
     figure, group = best(judged, key=lambda pair: pair[0])
@@ -88,11 +69,22 @@ def choose(recipe: Recipe, label: str, scale: str, records: Sequence[Record], op
         "value": figure,
         "epochs": longest,
         "points": len(groups),
-        "seeds": len(group),
+        "seeds": sum(record.header.get("seeds", 1) for record in group),
         "hyper": {key: hyper[key] for key in axes if key in hyper},
         "commands": [json.loads(command) for command in commands],
     }
     return Choice(hyper, origin)
+
+
+def storage_of(recipe: Recipe, label: str, scale: str, records: Sequence[Record]) -> str | None:
+    """Return the database of the newest sweep of an entry, if its command named one; passwords are not in records."""
+    key = (recipe.name, label, scale)
+    swept = [r for r in records if (r.config.recipe, r.config.label, r.config.scale) == key and is_trial(r)]
+    newest = trial_command(max(swept, key=lambda record: str(record.header.get("started", "")))) if swept else []
+    for word, following in zip(newest, [*newest[1:], ""], strict=False):
+        if word == "--storage" or word.startswith("--storage="):
+            return word.partition("=")[2] or following
+    return None
 
 
 def varied(settings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -117,8 +109,3 @@ def _counts(recipe: Recipe, label: str, scale: str, record: Record, options: Map
         return False
     shared = (options.keys() & config.options.keys()) - _COMPUTATION - {"model", "dataset"}
     return all(json.dumps(options[key], default=str) == json.dumps(config.options[key], default=str) for key in shared)
-
-
-def _key(record: Record) -> str:
-    hyper = {key: value for key, value in record.config.hyper.items() if key not in _COMPUTATION}
-    return json.dumps(hyper, sort_keys=True, default=str)

@@ -31,8 +31,6 @@ from torch.optim import Optimizer
 from apo_experiments.baselines.fisher import sampled_score
 from apo_experiments.baselines.layers import FactoredLayer, factored_layers
 
-__all__ = ["CurvatureOptimizer"]
-
 
 class CurvatureOptimizer(Optimizer, ABC):
     """An optimizer with one block of curvature per layer.
@@ -53,12 +51,6 @@ class CurvatureOptimizer(Optimizer, ABC):
         layers: The layers with a block.
         steps: How many steps were taken.
         observations: How many times statistics were gathered.
-
-    Example:
-        >>> from apo_experiments.baselines import KFAC
-        >>> optimizer = KFAC(nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3)))
-        >>> [layer.shape for layer in optimizer.layers]
-        [(8, 5), (3, 9)]
     """
 
     def __init__(
@@ -147,9 +139,6 @@ class CurvatureOptimizer(Optimizer, ABC):
             output: See :meth:`observe`.
             gradient: :math:`s`, of the output's shape: not divided by the size of the batch.
             cases: M, the number of cases over which the training loss is averaged.
-
-        Raises:
-            RuntimeError: The forward pass was not noted: it ran without gradients, or not since the last step.
         """
         outputs = [made for calls in self._calls for _, made in calls]
         if not outputs:
@@ -261,11 +250,7 @@ class CurvatureOptimizer(Optimizer, ABC):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume exactly where :meth:`state_dict` was called.
-
-        Raises:
-            ValueError: The state is of another optimizer or network.
-        """
+        """Resume exactly where :meth:`state_dict` was called."""
         own = state_dict.get("curvature")
         names = [layer.name for layer in self.layers]
         if own is None or list(own["blocks"]) != names:

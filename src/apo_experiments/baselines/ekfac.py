@@ -20,8 +20,6 @@ from apo_experiments.baselines.curvature import CurvatureOptimizer
 from apo_experiments.baselines.kfac import kronecker_factors
 from apo_experiments.baselines.layers import FactoredLayer
 
-__all__ = ["EKFAC"]
-
 #: The most numbers that the gradients of several examples may take at once.
 _CHUNK = 2**26
 
@@ -34,23 +32,6 @@ class EKFAC(CurvatureOptimizer):
     second moments, which turns with the basis.
 
     Args: see :class:`CurvatureOptimizer`.
-
-    Example:
-        >>> _ = torch.manual_seed(0)
-        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
-        >>> x, y = torch.randn(32, 4), torch.randint(3, (32,))
-        >>> optimizer = EKFAC(model, lr=0.1)
-        >>> losses = []
-        >>> for _ in range(20):
-        ...     optimizer.zero_grad()
-        ...     output = model(x)
-        ...     optimizer.observe(output, "categorical")
-        ...     loss = torch.nn.functional.cross_entropy(output, y)
-        ...     loss.backward()
-        ...     optimizer.step()
-        ...     losses.append(loss.item())
-        >>> losses[-1] < 0.5 * losses[0]
-        True
     """
 
     def _update_statistics(
@@ -86,10 +67,6 @@ def second_moments(a: Tensor, g: Tensor, cases: Tensor | float) -> Tensor:
         a: Activations in their basis ``[batch, shared, in]``.
         g: Output gradients in theirs ``[batch, shared, out]``.
         cases: M, the number of cases in the loss.
-
-    Example:
-        >>> second_moments(torch.ones(4, 2, 3), torch.ones(4, 2, 5), 4)[0, 0].item()
-        4.0
     """
     if a.shape[1] == 1:  # the square of an outer product is the outer product of the squares
         return g[:, 0].square().T @ a[:, 0].square() / cases

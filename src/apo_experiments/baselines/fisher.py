@@ -19,8 +19,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["KINDS", "sampled_score"]
-
 #: Output distributions.
 KINDS = ("categorical", "bernoulli", "gaussian")
 
@@ -36,14 +34,6 @@ def sampled_score(output: Tensor, kind: str, generator: torch.Generator | None =
 
     Returns:
         The score of every case, of the output's shape.
-
-    Raises:
-        ValueError: The kind is unknown.
-
-    Example:
-        >>> score = sampled_score(torch.zeros(5, 3), "categorical")
-        >>> score.shape, bool(score.sum(-1).abs().max() < 1e-6)
-        (torch.Size([5, 3]), True)
     """
     if kind == "categorical":
         # The largest of logits plus Gumbel noise is a draw from the softmax; torch.multinomial would wait for the host.

@@ -21,8 +21,6 @@ from torch import Tensor
 from apo_experiments.baselines.curvature import CurvatureOptimizer
 from apo_experiments.baselines.layers import FactoredLayer
 
-__all__ = ["KFAC", "kronecker_factors"]
-
 
 @final
 class KFAC(CurvatureOptimizer):
@@ -34,23 +32,6 @@ class KFAC(CurvatureOptimizer):
     Martens and Grosse). The factors are inverted through Cholesky decompositions.
 
     Args: see :class:`CurvatureOptimizer`.
-
-    Example:
-        >>> _ = torch.manual_seed(0)
-        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
-        >>> x, y = torch.randn(32, 4), torch.randint(3, (32,))
-        >>> optimizer = KFAC(model, lr=0.1)
-        >>> losses = []
-        >>> for _ in range(20):
-        ...     optimizer.zero_grad()
-        ...     output = model(x)
-        ...     optimizer.observe(output, "categorical")
-        ...     loss = torch.nn.functional.cross_entropy(output, y)
-        ...     loss.backward()
-        ...     optimizer.step()
-        ...     losses.append(loss.item())
-        >>> losses[-1] < 0.5 * losses[0]
-        True
     """
 
     def _update_statistics(
@@ -80,11 +61,6 @@ def kronecker_factors(a: Tensor, g: Tensor, cases: Tensor | float) -> tuple[Tens
         a: Activations ``[batch, shared, in]``.
         g: Output gradients ``[batch, shared, out]``.
         cases: M, the number of cases in the loss.
-
-    Example:
-        >>> omega, gamma = kronecker_factors(torch.ones(4, 9, 2), torch.ones(4, 9, 3), 4)
-        >>> omega[0, 0].item(), gamma[0, 0].item()
-        (9.0, 1.0)
     """
     a, g = a.flatten(0, 1), g.flatten(0, 1)
     return a.T @ a / cases, g.T @ g / g.shape[0]

@@ -15,8 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["FactoredLayer", "factored_layers"]
-
 
 @dataclass(frozen=True)
 class FactoredLayer:
@@ -25,11 +23,6 @@ class FactoredLayer:
     Attributes:
         name: Its name in the network.
         module: The layer.
-
-    Example:
-        >>> layer = FactoredLayer("0", nn.Linear(4, 2))
-        >>> layer.shape, layer.activations(torch.zeros(8, 4)).shape
-        ((2, 5), torch.Size([8, 1, 5]))
     """
 
     name: str
@@ -85,11 +78,6 @@ def factored_layers(network: nn.Module) -> Iterator[FactoredLayer]:
 
     Not among them are grouped convolutions, convolutions with other than zero padding, layers that are partly frozen,
     and weights that several modules share.
-
-    Example:
-        >>> network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))
-        >>> [layer.name for layer in factored_layers(network)]
-        ['0', '3']
     """
     modules = list(network.named_modules())
     owners: dict[Tensor, int] = {}

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from apo_experiments.recipe import Recipe
     from apo_experiments.runs import RunConfig
 
-__all__ = ["add_to", "execute"]
-
 
 def add_to(subparsers: argparse._SubParsersAction) -> None:
     """Add the command to the parser."""
@@ -65,11 +63,9 @@ def _time(minutes: float) -> str:
 
 
 def _data(recipe: Recipe, data_dir: Path | None) -> str:
-    from apo_experiments.data.locate import is_present
+    from apo_experiments.data.locate import state
 
-    if not recipe.data:
-        return "none needed"
-    return ", ".join(f"{name} ({'here' if is_present(name, data_dir) else 'missing'})" for name in recipe.data)
+    return ", ".join(f"{name} ({state(name, data_dir)})" for name in recipe.data) or "none needed"
 
 
 def _details(recipe: Recipe, data_dir: Path | None) -> str:

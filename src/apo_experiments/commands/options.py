@@ -1,4 +1,7 @@
-"""Options that several commands share, and suggestions for mistyped names."""
+"""Options that several commands share, and suggestions for mistyped names.
+
+Written with argparse: click and typer have no options with several values, such as ``--method SGDm KFAC``.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +20,6 @@ from apo_experiments.errors import UserError
 
 if TYPE_CHECKING:
     from apo_experiments.recipe import Recipe
-
-__all__ = [
-    "add_command",
-    "add_execution_options",
-    "add_runs_option",
-    "deadline",
-    "device",
-    "grid",
-    "nearest",
-    "overrides",
-    "read_former_names",
-    "recipes",
-    "runs_folder",
-    "writable",
-]
 
 SCALES = ("smoke", "cpu", "paper")
 
@@ -59,76 +47,47 @@ def add_runs_option(parser: argparse.ArgumentParser) -> None:
 
 def add_execution_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that select the runs, and where they are trained."""
-    parser.add_argument(
-        "--scale",
-        choices=SCALES,
-        default="cpu",
-        help="smoke: seconds, generated data; cpu: minutes on two cores; paper: as in the paper, on a GPU "
-        "(default: cpu)",
-    )
-    parser.add_argument(
-        "--method", metavar="LABEL", nargs="+", action="extend", help="only these methods (`apo list RECIPE` has them)"
-    )
-    parser.add_argument(
-        "--seeds", metavar="N", type=positive, help="number of seeds (default: the recipe's; in sweeps 1)"
-    )
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: auto)")
-    parser.add_argument("--data-dir", metavar="DIR", type=Path, help="folder of the data (default: $APO_DATA)")
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        nargs="+",
-        action="extend",
-        help="change an option of the task, a hyperparameter or epochs (`apo list RECIPE` has the keys)",
-    )
-    parser.add_argument(
-        "--epochs",
-        metavar="N",
-        type=positive,
-        help="how long to train; schedules are fractions of it (default: scale's)",
-    )
-    parser.add_argument(
-        "--jobs", metavar="N", type=positive, default=1, help="runs in parallel, on one GPU or the CPU (default: 1)"
-    )
-    parser.add_argument(
-        "--time-limit",
-        metavar="SECONDS",
-        type=positive,
-        help="stop all runs after this time, with checkpoints; the same command resumes them (exit code 3)",
-    )
+    add = parser.add_argument
+    scales = "smoke: seconds, generated data; cpu: minutes on two cores; paper: as in the paper, on a GPU"
+    add("--scale", choices=SCALES, default="cpu", help=f"{scales} (default: cpu)")
+    methods = "only these methods (`apo list RECIPE` has them)"
+    add("--method", metavar="LABEL", nargs="+", action="extend", help=methods)
+    add("--seeds", metavar="N", type=positive, help="number of seeds (default: the recipe's; in sweeps 1)")
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: auto)")
+    add("--data-dir", metavar="DIR", type=Path, help="folder of the data (default: $APO_DATA)")
+    settings = "change an option of the task, a hyperparameter or epochs (`apo list RECIPE` has the keys)"
+    add("--set", metavar="KEY=VALUE", nargs="+", action="extend", help=settings)
+    length = "how long to train; schedules are fractions of it (default: scale's)"
+    add("--epochs", metavar="N", type=positive, help=length)
+    add("--jobs", metavar="N", type=positive, default=1, help="runs in parallel, on one GPU or the CPU (default: 1)")
+    limit = "stop all runs after this time, with checkpoints; the same command resumes them (exit code 3)"
+    add("--time-limit", metavar="SECONDS", type=positive, help=limit)
+    add("--storage", metavar="URL", help="database of the sweeps (default: an SQLite file among the runs)")
+    add("--json", metavar="FILE", type=Path, help="write the values of the table to this file")
     add_runs_option(parser)
 
 
 def positive(text: str) -> int:
-    """Parse a number of at least 1; the type of an option.
-
-    Example:
-        >>> positive("3")
-        3
-    """
+    """Parse a number of at least 1; the type of an option."""
     number = int(text) if text.isdecimal() else 0
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
     return number
 
 
-def runs_folder(arguments: argparse.Namespace) -> Path:
-    """Return the folder of all runs: ``--runs``, else ``$APO_RUNS``, else ``./runs``.
+def say(sentence: str) -> None:
+    """Print something for the user, beside the results; a closed output does not stop the command."""
+    with suppress(OSError):
+        print(sentence, file=sys.stderr, flush=True)
 
-    Example:
-        >>> runs_folder(argparse.Namespace(runs=Path("elsewhere"))).name
-        'elsewhere'
-    """
+
+def runs_folder(arguments: argparse.Namespace) -> Path:
+    """Return the folder of all runs: ``--runs``, else ``$APO_RUNS``, else ``./runs``."""
     return (arguments.runs or Path(os.environ.get("APO_RUNS") or "runs")).expanduser()
 
 
 def device(choice: str) -> str:
-    """Return the device that ``--device`` means on this machine.
-
-    Example:
-        >>> device("cpu")
-        'cpu'
-    """
+    """Return the device that ``--device`` means on this machine."""
     if choice != "auto":
         return choice
     import torch
@@ -137,17 +96,7 @@ def device(choice: str) -> str:
 
 
 def writable(option: str, path: Path | None) -> None:
-    """Raise an error for a file that cannot be written, before hours of work.
-
-    Raises:
-        UserError: It is a folder, or no file can be created there.
-
-    Example:
-        >>> writable("--json", Path("."))
-        Traceback (most recent call last):
-        ...
-        apo_experiments.errors.UserError: --json was given ., which is a folder: name a file in it.
-    """
+    """Raise an error for a file that cannot be written, before hours of work."""
     if path is None:
         return
     if path.is_dir():
@@ -160,58 +109,26 @@ def writable(option: str, path: Path | None) -> None:
 
 
 def deadline(arguments: argparse.Namespace) -> float | None:
-    """Return when ``--time-limit`` is reached, as a value of ``time.time()``.
-
-    Example:
-        >>> deadline(argparse.Namespace(time_limit=None)) is None
-        True
-    """
+    """Return when ``--time-limit`` is reached, as a value of ``time.time()``."""
     return None if arguments.time_limit is None else time.time() + arguments.time_limit
 
 
 def read_former_names(arguments: argparse.Namespace) -> None:
-    """Replace former names in ``--set`` and ``--grid``, and tell the user about each of them.
-
-    Raises:
-        UserError: See :func:`apo_experiments.renamed.in_words_of_today`.
-
-    Example:
-        >>> arguments = argparse.Namespace(set=["sigma=2"], grid=None)
-        >>> read_former_names(arguments)
-        >>> arguments.set
-        ['over_relaxation=2']
-    """
+    """Replace former names in ``--set`` and ``--grid``, and tell the user about each of them."""
     words, axes, sentences = renamed.in_words_of_today(arguments.set or (), getattr(arguments, "grid", None) or ())
     arguments.set, arguments.grid = words or None, axes or None
     for sentence in sentences:
-        with suppress(OSError):  # a closed output does not stop the command
-            print(f"apo: {sentence}", file=sys.stderr, flush=True)
+        say(f"apo: {sentence}")
 
 
 def overrides(arguments: argparse.Namespace) -> dict[str, str]:
-    """Parse ``--set key=value`` and ``--epochs``.
-
-    Raises:
-        UserError: A pair has no equals sign.
-
-    Example:
-        >>> overrides(argparse.Namespace(set=["lr=0.1", "batch_size=64"], epochs=3))
-        {'lr': '0.1', 'batch_size': '64', 'epochs': '3'}
-    """
+    """Parse ``--set key=value`` and ``--epochs``."""
     found = _pairs(arguments.set, "--set", "--set lr=0.1")
     return found if arguments.epochs is None else {**found, "epochs": str(arguments.epochs)}
 
 
 def grid(pairs: Sequence[str] | None) -> dict[str, list[str]]:
-    """Parse ``--grid key=value,value,...``.
-
-    Raises:
-        UserError: A pair has no equals sign or no values.
-
-    Example:
-        >>> grid(["lr=0.1,0.03", "damping=0.01"])
-        {'lr': ['0.1', '0.03'], 'damping': ['0.01']}
-    """
+    """Parse ``--grid key=value,value,...``."""
     example = "--grid lr=0.1,0.03"
     found = {key: text.split(",") for key, text in _pairs(pairs, "--grid", example).items()}
     for key, values in found.items():
@@ -252,12 +169,7 @@ def recipes(names: Iterable[str]) -> list[Recipe]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a "did you mean" for a mistyped name, or nothing if no name is close.
-
-    Example:
-        >>> nearest("rosenbrok", ["rosenbrock", "mnist-mlp"])
-        '; did you mean rosenbrock?'
-    """
+    """Return a "did you mean" for a mistyped name, or nothing if no name is close."""
     # Underscores for hyphens and capitals are the most common mistakes, so they always match.
     matches = difflib.get_close_matches(name.lower().replace("_", "-"), list(known), n=3, cutoff=0.5)
     return f"; did you mean {' or '.join(matches)}?" if matches else ""

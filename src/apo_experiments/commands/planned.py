@@ -12,19 +12,13 @@ from apo_experiments.errors import UserError
 
 if TYPE_CHECKING:
     from apo_experiments.recipe import Recipe
+    from apo_experiments.records import Record
     from apo_experiments.runs import RunConfig
-
-__all__ = ["Planned", "planned"]
 
 
 @dataclass
 class Planned:
-    """The runs of one recipe.
-
-    Attributes:
-        configs: The runs.
-        chosen_by: What sweeps have found, by recipe and label, where they chose the hyperparameters.
-    """
+    """The runs of one recipe, and what sweeps have found, by recipe and label, where they chose the hyperparameters."""
 
     configs: list[RunConfig]
     chosen_by: dict[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
@@ -36,9 +30,6 @@ def planned(recipe: Recipe, arguments: argparse.Namespace) -> Planned:
     Args:
         recipe: The recipe.
         arguments: Of ``apo run``.
-
-    Raises:
-        UserError: A scale, a label or a key is unknown, or no sweep has found anything yet.
     """
     from apo_experiments.recipes import plan
 
@@ -57,7 +48,7 @@ def _with_best(
     recipe: Recipe, runs: list[RunConfig], overrides: Mapping[str, str], arguments: argparse.Namespace
 ) -> Planned:
     """Put the best hyperparameters into the runs; what the user has set is kept."""
-    from apo_experiments import records, tuning
+    from apo_experiments import records
     from apo_experiments.recipes import plan
 
     (swept,) = options.recipes([arguments.best_of]) if arguments.best_of else [recipe]
@@ -65,13 +56,37 @@ def _with_best(
     found = Planned([])
     for label in dict.fromkeys(config.label for config in runs):
         config = next(config for config in runs if config.label == label)
-        choice = tuning.choose(swept, label, arguments.scale, known, config.options)
+        hyper, origin = _best(swept, config, known, arguments)
         # A setting of the task need not be repeated for each method: all methods together know it.
-        settings = {**choice.hyper, **{key: text for key, text in overrides.items() if key in _known(config)}}
+        keys = {"epochs", *config.hyper, *config.options}
+        settings = {**hyper, **{key: text for key, text in overrides.items() if key in keys}}
         found.configs += plan(recipe, arguments.scale, labels=[label], seeds=arguments.seeds, overrides=settings)
-        found.chosen_by[recipe.name, label] = choice.origin
+        found.chosen_by[recipe.name, label] = origin
     return found
 
 
-def _known(config: RunConfig) -> set[str]:
-    return {"epochs", *config.hyper, *config.options}
+def _best(
+    swept: Recipe, config: RunConfig, known: list[Record], arguments: argparse.Namespace
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the best hyperparameters for a method and where they come from, and print that."""
+    from apo_experiments import sweep, tuning
+    from apo_experiments.progress import counted
+    from apo_experiments.results import figure_text, set_words
+
+    root = options.runs_folder(arguments)
+    where, storage = str(root), arguments.storage
+    if storage is None and (storage := tuning.storage_of(swept, config.label, arguments.scale, known)):
+        options.say(
+            f"{swept.name} {config.label} was swept in {storage}; --storage none takes the records here instead"
+        )
+        if ":***@" in storage:
+            raise UserError(f"records contain no passwords: give the address {storage} with --storage.")
+    if storage not in (None, "none"):
+        known, where = sweep.tried(swept, arguments.scale, storage, root), storage.rpartition("@")[2]
+    choice = tuning.choose(swept, config.label, arguments.scale, known, config.options, where)
+    origin = choice.origin
+    runs = f"{counted(origin['points'], 'point')} of {counted(origin['epochs'], 'epoch')}"
+    settings = " ".join(set_words(origin["hyper"])) or "the only point"
+    result = f"{origin['metric']} {figure_text(origin['value'])}, the best of {runs} in {where}"
+    options.say(f"{swept.name} {config.label}: {settings} ({result})")
+    return choice.hyper, origin

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from apo_experiments.recipe import Recipe
     from apo_experiments.records import Record
 
-__all__ = ["add_to", "execute"]
-
 _EXAMPLES = """\
   apo plot                               all recipes that have records, png and pdf
   apo plot rosenbrock --out figures      one of them

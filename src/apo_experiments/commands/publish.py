@@ -9,8 +9,6 @@ from apo_experiments.commands import options
 from apo_experiments.commands.tables import show
 from apo_experiments.errors import UserError
 
-__all__ = ["add_to", "execute"]
-
 _EXAMPLES = """\
   apo publish                                    all finished runs of the scale paper, at full length
   apo publish cifar10-lenet --runs elsewhere

@@ -8,8 +8,6 @@ from pathlib import Path
 from apo_experiments.commands import options
 from apo_experiments.commands.tables import show
 
-__all__ = ["add_to", "execute"]
-
 _EXAMPLES = """\
   apo report                                      apo-report.html from ./runs
   apo report --out page.html --runs elsewhere
@@ -32,7 +30,9 @@ def execute(arguments: argparse.Namespace) -> int:
     from apo_experiments.report import write
 
     options.writable("--out", arguments.out)
-    count = write(arguments.out, options.runs_folder(arguments), arguments.scale)
+    root = options.runs_folder(arguments)
+    options.say(f"Reading the records in {root} and drawing their figures ...")
+    count = write(arguments.out, root, arguments.scale)
     recipes = "1 recipe" if count == 1 else f"{count} recipes"
     show(f"{arguments.out}: {recipes} with results. Open it in a browser; it needs no network.")
     return 0

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apo_experiments.commands import options
@@ -14,14 +13,10 @@ from apo_experiments.commands.tables import comparison, show
 from apo_experiments.errors import UserError
 
 if TYPE_CHECKING:
-    from apo_experiments.crowd import CrowdProgress
-    from apo_experiments.execution import Assignment, Failure, Outcome
-    from apo_experiments.progress import Display
+    from apo_experiments.execution import Assignment, Failure
     from apo_experiments.recipe import Recipe
     from apo_experiments.records import Record
     from apo_experiments.runs import RunConfig
-
-__all__ = ["add_to", "execute"]
 
 _EXAMPLES = """\
   apo run rosenbrock                              minutes on two cores
@@ -29,6 +24,7 @@ _EXAMPLES = """\
   apo run uci-protein --scale paper --device cuda
   apo run mnist-mlp --method SGDm-APO --seeds 3 --set lr=0.01
   apo run cifar10-lenet --scale paper --best --jobs 12 --time-limit 540
+  apo run cifar10-lenet --scale paper --best --storage postgresql://user@host/apo
 After Ctrl-C the same command resumes the run; finished runs are not repeated."""
 
 
@@ -37,14 +33,13 @@ def add_to(subparsers: argparse._SubParsersAction) -> None:
     parser = options.add_command(subparsers, "run", "train recipes and compare them with the paper", _EXAMPLES)
     parser.add_argument("recipes", metavar="RECIPE", nargs="+", help="names from `apo list`, or all")
     options.add_execution_options(parser)
-    parser.add_argument(
-        "--best", action="store_true", help="use the best hyperparameters of the sweeps in the folder of the runs"
+    best = (
+        "use the best hyperparameters of the sweeps, from their database or, with --storage none, from the records here"
     )
+    parser.add_argument("--best", action="store_true", help=best)
     parser.add_argument("--best-of", metavar="RECIPE", help="the same, from the sweeps of another recipe")
-    parser.add_argument(
-        "--compile", action="store_true", help="train through torch.compile: faster after a minute, other rounding"
-    )
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the final values to this file")
+    compiled = "train through torch.compile: faster after a minute, other rounding"
+    parser.add_argument("--compile", action="store_true", help=compiled)
     parser.set_defaults(execute=execute, resumable=True)
 
 
@@ -63,41 +58,57 @@ def execute(arguments: argparse.Namespace) -> int:
     Returns:
         0; 1 if a run failed or diverged; 2 if something is missing that the user can fix.
     """
+    if arguments.storage and not (arguments.best or arguments.best_of):
+        raise UserError("--storage names the database of the sweeps that --best chooses from: add --best.")
     deadline = options.deadline(arguments)
     options.writable("--json", arguments.json)
     options.read_former_names(arguments)
     from apo_experiments.commands.planned import planned
     from apo_experiments.execution import Assignment
+    from apo_experiments.files import write_atomically
+    from apo_experiments.results import summarise
 
-    recipes = options.recipes(arguments.recipes)
+    recipes, root = options.recipes(arguments.recipes), options.runs_folder(arguments)
     # Plan everything before the first run, so that a mistyped key shows up at once.
     plans = [planned(recipe, arguments) for recipe in recipes]
     configs = [config for plan in plans for config in plan.configs]
     chosen_by = {key: origin for plan in plans for key, origin in plan.chosen_by.items()}
-    assignment = Assignment(options.runs_folder(arguments), arguments.data_dir, deadline, chosen_by)
-    summary = _carry_out(configs, assignment, {recipe.name: recipe.metric for recipe in recipes}, arguments)
-    _print_tables(recipes, summary, arguments.scale)
+    summary = _carry_out(configs, Assignment(root, arguments.data_dir, deadline, chosen_by), recipes, arguments)
+    for recipe in recipes:
+        records = [record for record in summary.records if record.config.recipe == recipe.name]
+        if records:
+            show("\n" + comparison(recipe, arguments.scale, summarise(recipe, records)))
     if arguments.json:
-        from apo_experiments.files import write_atomically
-
         content = json.dumps(_json(recipes, summary), indent=1, allow_nan=False) + "\n"
         write_atomically(arguments.json, content.encode(), "--json")
+    if summary.records:
+        where = "" if arguments.runs is None else f" --runs {arguments.runs}"
+        options.say(f"\nThe records are in {root}. `apo report{where}` writes a page with all figures and tables.")
     return summary.exit_code
 
 
 def _carry_out(
-    configs: list[RunConfig], assignment: Assignment, metrics: dict[str, str], arguments: argparse.Namespace
+    configs: list[RunConfig], assignment: Assignment, recipes: Sequence[Recipe], arguments: argparse.Namespace
 ) -> _Summary:
     """Train all runs, even if one of them fails."""
-    from apo_experiments.execution import Failure
+    from apo_experiments.execution import Failure, in_turn, side_by_side
+    from apo_experiments.progress import Progress
     from apo_experiments.roles import as_result
+    from apo_experiments.train import finished
 
-    summary, left_out = _Summary(), set()
-    with _display(len(configs), metrics, arguments.jobs) as display:
+    jobs, left_out, summary = arguments.jobs, set[str](), _Summary()
+    with Progress(recipes, every_seconds=5.0 if jobs == 1 else 30.0) as display:
+        left = [config for config in configs if finished(config.directory(assignment.root)) is None]
+        display.expect(len(configs), left, jobs)
+        if jobs == 1:
+            outcomes = in_turn(configs, assignment, display, left_out)
+        else:
+            outcomes = side_by_side(configs, jobs, assignment, display.lane, left_out)
         try:
-            for config, result in _outcomes(configs, assignment, display, left_out, arguments.jobs):
+            for config, result in outcomes:
                 if isinstance(result, Failure):
-                    if result.fixable and len(metrics) == arguments.jobs == 1:
+                    display.failed(config)
+                    if result.fixable and len(recipes) == jobs == 1:
                         if arguments.debug:
                             display.message(result.details)
                         raise UserError(result.reason)
@@ -113,24 +124,6 @@ def _carry_out(
     return summary
 
 
-def _display(count: int, metrics: dict[str, str], jobs: int) -> Display | CrowdProgress:
-    from apo_experiments import crowd, progress
-
-    return progress.display(count, metrics) if jobs == 1 else crowd.CrowdProgress(count, metrics)
-
-
-def _outcomes(
-    configs: list[RunConfig], assignment: Assignment, display: Display | CrowdProgress, left_out: set[str], jobs: int
-) -> Iterator[Outcome]:
-    from apo_experiments.crowd import CrowdProgress
-    from apo_experiments.execution import in_turn
-    from apo_experiments.side_by_side import side_by_side
-
-    if isinstance(display, CrowdProgress):
-        return side_by_side(configs, jobs, assignment, display.listener, left_out)
-    return in_turn(configs, assignment, display, left_out)
-
-
 def _note_failure(config: RunConfig, failure: Failure, summary: _Summary, left_out: set[str], debug: bool) -> str:
     """Note that a run failed, and return what to tell the user."""
     if failure.fixable:
@@ -144,33 +137,21 @@ def _note_failure(config: RunConfig, failure: Failure, summary: _Summary, left_o
     return f"{details}{config.recipe} {config.label} seed {config.seed} failed with {failure.reason}{hint}"
 
 
-def _print_tables(recipes: list[Recipe], summary: _Summary, scale: str) -> None:
-    from apo_experiments.results import summarise
-
-    for recipe in recipes:
-        records = [record for record in summary.records if record.config.recipe == recipe.name]
-        if records:
-            show("\n" + comparison(recipe, scale, summarise(recipe, records)))
-
-
-def _json(recipes: list[Recipe], summary: _Summary) -> list[dict[str, Any]]:
+def _json(recipes: Sequence[Recipe], summary: _Summary) -> list[dict[str, Any]]:
     """Return one entry per run; the value of a run that failed or diverged is null."""
     from apo_experiments.results import value
 
-    by_name = {recipe.name: recipe for recipe in recipes}
-    finals = [(record.config, value(record, by_name[record.config.recipe].metric)) for record in summary.records]
-    entries = []
-    for config, final in [*finals, *((config, None) for config in summary.failed)]:
-        recipe = by_name[config.recipe]
-        paper = next((entry.paper for entry in recipe.entries if entry.label == config.label), None)
-        entries.append(
-            {
-                "recipe": config.recipe,
-                "method": config.label,
-                "seed": config.seed,
-                "metric": recipe.metric,
-                "value": final,
-                "paper": paper,
-            }
-        )
-    return entries
+    metrics = {recipe.name: recipe.metric for recipe in recipes}
+    papers = {(recipe.name, entry.label): entry.paper for recipe in recipes for entry in recipe.entries}
+    finals = [(record.config, value(record, metrics[record.config.recipe])) for record in summary.records]
+    return [
+        {
+            "recipe": config.recipe,
+            "method": config.label,
+            "seed": config.seed,
+            "metric": metrics[config.recipe],
+            "value": final,
+            "paper": papers.get((config.recipe, config.label)),
+        }
+        for config, final in [*finals, *((config, None) for config in summary.failed)]
+    ]

@@ -5,14 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-from pathlib import Path
 from typing import Any
 
 from apo_experiments.commands import options
 from apo_experiments.commands.tables import show, text_table
 from apo_experiments.errors import UserError
-
-__all__ = ["add_to", "execute"]
 
 _EXAMPLES = """\
   apo sweep uci-protein --method SGDm KFAC
@@ -27,18 +24,10 @@ def add_to(subparsers: argparse._SubParsersAction) -> None:
     parser = options.add_command(subparsers, "sweep", "tune methods over the paper's grids", _EXAMPLES)
     parser.add_argument("recipe", metavar="RECIPE", help="a name from `apo list`")
     options.add_execution_options(parser)
-    parser.add_argument("--storage", metavar="URL", help="study database (default: an SQLite file among the runs)")
-    parser.add_argument(
-        "--trials", metavar="N", type=options.positive, help="stop after this many (default: whole grid)"
-    )
-    parser.add_argument(
-        "--grid",
-        metavar="KEY=VALUES",
-        nargs="+",
-        action="extend",
-        help="try these values of a key instead of the paper's, as in lr=0.1,0.03",
-    )
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the table to this file")
+    budget = "stop after this many (default: whole grid)"
+    parser.add_argument("--trials", metavar="N", type=options.positive, help=budget)
+    values = "try these values of a key instead of the paper's, as in lr=0.1,0.03"
+    parser.add_argument("--grid", metavar="KEY=VALUES", nargs="+", action="extend", help=values)
     parser.set_defaults(execute=execute, resumable=True)
 
 
@@ -48,7 +37,9 @@ def execute(arguments: argparse.Namespace) -> int:
     Returns:
         0, or 1 if a point failed; one that diverged is a result like any other.
     """
-    from apo_experiments import progress, sweep
+    from apo_experiments import sweep
+    from apo_experiments.files import write_atomically
+    from apo_experiments.progress import Progress
 
     deadline = options.deadline(arguments)
     options.writable("--json", arguments.json)
@@ -56,7 +47,8 @@ def execute(arguments: argparse.Namespace) -> int:
     (recipe, *others) = options.recipes([arguments.recipe])
     if others:
         raise UserError("`apo sweep` takes one recipe, not all: choose one from `apo list`.")
-    with progress.display(None, {recipe.name: recipe.metric}) as display:
+    root = options.runs_folder(arguments)
+    with Progress([recipe], every_seconds=5.0 if arguments.jobs == 1 else 30.0) as display:
         rows = sweep.run(
             recipe,
             arguments.method,
@@ -64,29 +56,26 @@ def execute(arguments: argparse.Namespace) -> int:
             storage=arguments.storage,
             trials=arguments.trials,
             seeds=arguments.seeds or 1,
-            root=options.runs_folder(arguments),
+            root=root,
             data_dir=arguments.data_dir,
             device=options.device(arguments.device),
             listener=display,
+            lanes=display.lane,
+            expect=lambda runs: display.expect(len(runs), runs, arguments.jobs),
             jobs=arguments.jobs,
             overrides=options.overrides(arguments),
             grid=options.grid(arguments.grid),
             deadline=deadline,
         )
-    _print(rows)
-    for line in _advice(rows, arguments):
-        show(line)
-    if arguments.json:
-        from apo_experiments.files import write_atomically
-
-        write_atomically(arguments.json, (json.dumps(rows, indent=1, default=str) + "\n").encode(), "--json")
-    return int(any(row.get("outcome") == "failed" for row in rows))
-
-
-def _print(rows: list[dict[str, Any]]) -> None:
     columns = list(dict.fromkeys(key for row in rows for key in row))
     if columns:
         show("\n" + text_table(columns, [[_cell(row.get(column)) for column in columns] for row in rows]))
+    for line in _advice(rows, arguments):
+        show(line)
+    if arguments.json:
+        write_atomically(arguments.json, (json.dumps(rows, indent=1, default=str) + "\n").encode(), "--json")
+    options.say(f"\nThe records are in {root}.")
+    return int(any(row.get("outcome") == "failed" for row in rows))
 
 
 def _advice(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> list[str]:
@@ -101,7 +90,11 @@ def _advice(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> list[s
         return []
     each = [_command(arguments, [label], set_words(row["hyper"])) for label, row in best.items()]
     together = _command(arguments, list(best), []) + " --best"
-    return ["", "To run the best points:", *each, "or, from all records of sweeps:", together]
+    if arguments.storage is not None:
+        from apo_experiments.sweep.database import shown
+
+        together += f" --storage {shlex.quote(shown(arguments.storage))}"
+    return ["", "To run the best points:", *each, "or, from all sweeps so far:", together]
 
 
 def _command(arguments: argparse.Namespace, labels: list[str], settings: list[str]) -> str:

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from apo_experiments.recipe import Recipe
     from apo_experiments.results import Result
 
-__all__ = ["comparison", "show", "text_table"]
-
 
 def show(text: str) -> None:
     """Print a line; a closed output does not stop the command.

@@ -12,11 +12,9 @@ import shutil
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import IO, cast
-
-__all__ = ["ArchiveError", "unpack"]
+from typing import IO, Any
 
 
 class ArchiveError(Exception):
@@ -26,75 +24,44 @@ class ArchiveError(Exception):
 def unpack(archive: Path, kind: str, members: Mapping[str, Path]) -> None:
     """Copy members of an archive to the paths they are given.
 
-    Args:
-        archive: The archive.
-        kind: ``"gzip"`` (one member, whatever its name), ``"tar"`` (compressed or not) or ``"zip"``.
-        members: Target paths by member name; in a zip file the folder of a member does not matter.
-
-    Raises:
-        ArchiveError: If the archive is damaged or unsafe, or a member is not in it.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> with zipfile.ZipFile(folder / "a.zip", "w") as made:
-        ...     made.writestr("deep/table.csv", "1,2")
-        >>> unpack(folder / "a.zip", "zip", {"table.csv": folder / "out.csv"})
-        >>> (folder / "out.csv").read_text()
-        '1,2'
+    A ``"gzip"`` file has one member, whatever its name; a ``"tar"`` may be compressed or not; in a ``"zip"`` the folder
+    of a member does not matter.
     """
-    unpackers = {"gzip": _unpack_gzip, "tar": _unpack_tar, "zip": _unpack_zip}
-    if kind not in unpackers:
-        raise ValueError(f"kind must be one of {', '.join(unpackers)}, got {kind!r}")
-    try:
-        unpackers[kind](archive, members)
-    except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise ArchiveError(f"is damaged ({error})") from error
-
-
-def _unpack_gzip(archive: Path, members: Mapping[str, Path]) -> None:
-    (target,) = members.values()
-    with gzip.open(archive) as stream:
-        _copy(cast("IO[bytes]", stream), target)
-
-
-def _unpack_tar(archive: Path, members: Mapping[str, Path]) -> None:
     left = dict(members)
-    with tarfile.open(archive) as opened:
-        for member in opened:
-            _check(member.name)
-            target = left.pop(member.name.removeprefix("./"), None)
+    content = {"gzip": _gzip, "tar": _tar, "zip": _zip}[kind]
+    try:
+        for name, stream in content(archive, members):
+            path = PurePosixPath(name.replace("\\", "/"))
+            if path.is_absolute() or ".." in path.parts or name[1:2] == ":":
+                raise ArchiveError(f"holds the unsafe path {name!r}")
+            target = left.pop(path.name if kind == "zip" else name.removeprefix("./"), None)
             if target is None:
                 continue
-            stream = opened.extractfile(member) if member.isreg() else None
             if stream is None:
-                raise ArchiveError(f"has no plain file at {member.name}")
+                raise ArchiveError(f"has no plain file at {name}")
             with stream:
                 _copy(stream, target)
-    _check_complete(left)
-
-
-def _unpack_zip(archive: Path, members: Mapping[str, Path]) -> None:
-    left = dict(members)
-    with zipfile.ZipFile(archive) as opened:
-        for member in opened.infolist():
-            _check(member.filename)
-            target = left.pop(PurePosixPath(member.filename).name, None)
-            if target is not None:
-                with opened.open(member) as stream:
-                    _copy(stream, target)
-    _check_complete(left)
-
-
-def _check(name: str) -> None:
-    path = PurePosixPath(name.replace("\\", "/"))
-    if path.is_absolute() or ".." in path.parts or name[1:2] == ":":
-        raise ArchiveError(f"holds the unsafe path {name!r}")
-
-
-def _check_complete(left: Mapping[str, Path]) -> None:
+    except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise ArchiveError(f"is damaged ({error})") from error
     if left:
         raise ArchiveError(f"lacks {', '.join(left)}")
+
+
+def _gzip(archive: Path, members: Mapping[str, Path]) -> Iterator[tuple[str, Any]]:
+    with gzip.open(archive) as stream:
+        yield next(iter(members)), stream
+
+
+def _tar(archive: Path, members: Mapping[str, Path]) -> Iterator[tuple[str, Any]]:
+    with tarfile.open(archive) as opened:
+        for member in opened:
+            yield member.name, opened.extractfile(member) if member.isreg() else None
+
+
+def _zip(archive: Path, members: Mapping[str, Path]) -> Iterator[tuple[str, Any]]:
+    with zipfile.ZipFile(archive) as opened:
+        for member in opened.infolist():
+            yield member.filename, opened.open(member)
 
 
 def _copy(stream: IO[bytes], target: Path) -> None:

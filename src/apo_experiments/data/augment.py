@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["PADDING", "Normalization", "crop_and_flip"]
-
 #: The paper pads with 4 pixels on each side (appendix B).
 PADDING = 4
 
@@ -33,12 +31,6 @@ def crop_and_flip(images: Tensor, offsets: Tensor, flips: Tensor, padding: int =
 
     Returns:
         ``[B, C, H, W]``, of the same type.
-
-    Example:
-        >>> image = torch.arange(1, 5).reshape(1, 1, 2, 2)
-        >>> crop_and_flip(image, torch.tensor([[0, 1]]), torch.tensor([True]), padding=1)
-        tensor([[[[0, 0],
-                  [2, 1]]]])
     """
     count, channels, height, width = images.shape
     device = images.device
@@ -62,10 +54,6 @@ class Normalization:
         std: Of each channel; None for one.
         dtype: Of the result.
         device: Device of the images.
-
-    Example:
-        >>> Normalization(mean=[0.5], std=[0.25])(torch.full((1, 1, 1, 2), 255, dtype=torch.uint8))
-        tensor([[[[2., 2.]]]])
     """
 
     def __init__(

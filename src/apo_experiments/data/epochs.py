@@ -12,17 +12,9 @@ from torch import Tensor
 
 from apo_experiments.problem import Batches
 
-__all__ = ["EpochBatches"]
-
 
 class EpochBatches(Batches):
-    """A stream whose randomness is drawn at the beginning of each epoch.
-
-    Args:
-        steps_per_epoch: How many batches make an epoch.
-        seed: Determines all epochs.
-        device: Where the random numbers are drawn.
-    """
+    """A stream whose randomness is drawn at the beginning of each epoch."""
 
     def __init__(self, steps_per_epoch: int, seed: int, device: torch.device | str) -> None:
         self.steps_per_epoch = steps_per_epoch

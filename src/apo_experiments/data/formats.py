@@ -1,7 +1,7 @@
 """Readers of the official binary image formats: idx (MNIST), CIFAR's records, MATLAB 5 (SVHN).
 
 They only read numbers and cannot execute anything. Each raises :class:`FormatError` on a file that is truncated
-or invalid; the message completes "the file ...". Checksums come first (:mod:`apo_experiments.data.integrity`):
+or invalid; the message completes "the file ...". Checksums come first (:mod:`apo_experiments.data.locate`):
 scipy's reader can crash on a damaged MATLAB file.
 """
 
@@ -17,11 +17,13 @@ import numpy as np
 
 from apo_experiments.errors import UserError
 
-__all__ = ["FormatError", "read_idx", "read_cifar", "read_matlab"]
-
 
 class FormatError(Exception):
     """A file that is not in the expected format."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(reason)
+        self.path = path
 
 
 def read_idx(path: Path) -> np.ndarray:
@@ -29,28 +31,18 @@ def read_idx(path: Path) -> np.ndarray:
 
     The file begins with two zero bytes, the type (8 for bytes), the number of axes and the length of each axis as
     a big-endian 32-bit number; the bytes follow in row-major order.
-
-    Args:
-        path: For example ``train-images-idx3-ubyte.gz``.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "labels.gz"
-        >>> _ = path.write_bytes(gzip.compress(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9])))
-        >>> read_idx(path)
-        array([7, 9], dtype=uint8)
     """
     try:
         with gzip.open(path) as stream:
             content = stream.read()
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise FormatError("is truncated or corrupted (it does not unpack)") from error
+        raise FormatError(path, "is truncated or corrupted (it does not unpack)") from error
     if len(content) < 4 or content[:3] != b"\0\0\x08" or len(content) < 4 + 4 * content[3]:
-        raise FormatError("is not an idx file of bytes")
+        raise FormatError(path, "is not an idx file of bytes")
     start = 4 + 4 * content[3]
     shape = struct.unpack(f">{content[3]}I", content[4:start])
     if len(content) - start != int(np.prod(shape, dtype=np.int64)):
-        raise FormatError(f"is truncated or corrupted ({len(content) - start:,} bytes for the shape {shape})")
+        raise FormatError(path, f"is truncated or corrupted ({len(content) - start:,} bytes for the shape {shape})")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
@@ -64,42 +56,20 @@ def read_cifar(path: Path, label_bytes: int = 1, classes: int = 10) -> tuple[np.
         path: For example ``data_batch_1.bin``.
         label_bytes: 1 for CIFAR-10, 2 for CIFAR-100; the last of them is returned.
         classes: Labels must be smaller.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "batch.bin"
-        >>> _ = path.write_bytes(bytes([7]) + bytes(3072))
-        >>> images, labels = read_cifar(path)
-        >>> images.shape, labels.tolist()
-        ((1, 3, 32, 32), [7])
     """
     content = np.fromfile(path, np.uint8)
     record = label_bytes + 3072
     if content.size == 0 or content.size % record:
-        raise FormatError(f"is truncated ({content.size:,} bytes are not whole records of {record:,})")
+        raise FormatError(path, f"is truncated ({content.size:,} bytes are not whole records of {record:,})")
     records = content.reshape(-1, record)
     labels = records[:, label_bytes - 1]
     if int(labels.max()) >= classes:
-        raise FormatError(f"is corrupted (a label is {int(labels.max())}, there are {classes} classes)")
+        raise FormatError(path, f"is corrupted (a label is {int(labels.max())}, there are {classes} classes)")
     return np.ascontiguousarray(records[:, label_bytes:]).reshape(-1, 3, 32, 32), labels.copy()
 
 
 def read_matlab(path: Path) -> dict[str, np.ndarray]:
-    """Return the numeric arrays of a MATLAB 5 file by name.
-
-    Args:
-        path: For example ``train_32x32.mat``.
-
-    Raises:
-        UserError: The package scipy, which reads such files, is not installed.
-
-    Example:
-        >>> import tempfile, scipy.io
-        >>> path = Path(tempfile.mkdtemp()) / "a.mat"
-        >>> scipy.io.savemat(path, {"y": np.array([[1], [10]], np.uint8)}, do_compression=True)
-        >>> read_matlab(path)["y"].ravel()
-        array([ 1, 10], dtype=uint8)
-    """
+    """Return the numeric arrays of a MATLAB 5 file by name."""
     try:
         from scipy.io import loadmat
     except ImportError:
@@ -110,11 +80,9 @@ def read_matlab(path: Path) -> dict[str, np.ndarray]:
     try:
         content = loadmat(stored)
     except Exception as error:  # a damaged file fails in scipy, zlib or numpy, each in its own way
-        raise FormatError(f"is truncated or corrupted ({_first_line(error)})") from error
+        raise FormatError(
+            path, f"is truncated or corrupted ({(str(error).splitlines() or [''])[0] or type(error).__name__})"
+        ) from error
     return {
         name: array for name, array in content.items() if isinstance(array, np.ndarray) and array.dtype.kind in "iuf"
     }
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0] or type(error).__name__

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -16,10 +14,6 @@ from apo_experiments.data import formats
 from apo_experiments.data.locate import damaged, require
 from apo_experiments.data.registry import dataset
 from apo_experiments.errors import UserError
-
-__all__ = ["ImageSet", "generated", "load", "split", "subset"]
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -48,23 +42,17 @@ class ImageSet:
 
 
 def load(name: str, data_dir: str | Path | None = None) -> ImageSet:
-    """Load an official data set.
-
-    Args:
-        name: ``"mnist"``, ``"fashion-mnist"``, ``"cifar10"``, ``"cifar100"`` or ``"svhn"``.
-        data_dir: Folder of the files; None as in :func:`apo_experiments.data.locate.directory`.
-
-    Raises:
-        UserError: If the files are missing, truncated or corrupted.
-
-    Example:
-        >>> load("cifar10", "no/such/folder")
-        Traceback (most recent call last):
-        apo_experiments.errors.UserError: The data set cifar10 is not in no...folder (...): run ...
-    """
+    """Load an official data set."""
     if dataset(name).kind != "images":
         raise UserError(f"The data set {name} does not consist of images.")
     root = require(name, data_dir)
+    try:
+        return _read(name, root)
+    except formats.FormatError as error:
+        raise damaged(name, error.path, str(error)) from error
+
+
+def _read(name: str, root: Path) -> ImageSet:
     if name in ("mnist", "fashion-mnist"):
         train, test = (_load_idx(name, root, part) for part in ("train", "t10k"))
     elif name == "cifar10":
@@ -81,20 +69,7 @@ def load(name: str, data_dir: str | Path | None = None) -> ImageSet:
 def generated(
     shape: tuple[int, int, int] = (3, 32, 32), classes: int = 10, train: int = 512, test: int = 256, seed: int = 0
 ) -> ImageSet:
-    """Generate images that can be learned: each class is a smooth pattern, shifted by up to two pixels, with noise.
-
-    Args:
-        shape: Channels, height and width.
-        classes: How many patterns.
-        train: Number of training images.
-        test: Number of test images, from the same patterns.
-        seed: Decides everything.
-
-    Example:
-        >>> images = generated((1, 8, 8), classes=3, train=30, test=6)
-        >>> images.train_images.shape, images.train_images.dtype, images.test_labels.tolist()
-        (torch.Size([30, 1, 8, 8]), torch.uint8, [0, 1, 2, 0, 1, 2])
-    """
+    """Generate images that can be learned: each class is a smooth pattern, shifted by up to two pixels, with noise."""
     generator = torch.Generator().manual_seed(seed)
     coarse = torch.randn(classes, shape[0], 4, 4, generator=generator)
     patterns = F.interpolate(coarse, size=shape[1:], mode="bilinear", align_corners=False)
@@ -112,19 +87,9 @@ def generated(
 def split(images: ImageSet, validation: int = 5000, seed: int = 0) -> ImageSet:
     """Hold out training images for choosing hyperparameters (the paper: 5,000 of CIFAR).
 
-    Args:
-        images: The whole set.
-        validation: How many training images to hold out.
-        seed: Decides which.
-
     Returns:
         A set whose training images are the rest and whose *test* images are those held out, so that hyperparameters
         can be chosen without looking at the true test images. Mean and deviation stay those of the whole set.
-
-    Example:
-        >>> held_out = split(generated((1, 4, 4), train=20, test=5), validation=8)
-        >>> len(held_out.train_labels), len(held_out.test_labels)
-        (12, 8)
     """
     count = len(images.train_labels)
     if not 0 < validation < count:
@@ -141,12 +106,7 @@ def split(images: ImageSet, validation: int = 5000, seed: int = 0) -> ImageSet:
 
 
 def subset(images: ImageSet, train: int | None = None, test: int | None = None) -> ImageSet:
-    """Keep only the first images, for a smaller experiment; None keeps all. Mean and deviation are unchanged.
-
-    Example:
-        >>> len(subset(generated((1, 4, 4), train=20, test=5), train=7).train_labels)
-        7
-    """
+    """Keep only the first images, for a smaller experiment; None keeps all. Mean and deviation are unchanged."""
     return replace(
         images,
         train_images=images.train_images[:train],
@@ -154,13 +114,6 @@ def subset(images: ImageSet, train: int | None = None, test: int | None = None) 
         test_images=images.test_images[:test],
         test_labels=images.test_labels[:test],
     )
-
-
-def _read(name: str, path: Path, reader: Callable[[Path], T]) -> T:
-    try:
-        return reader(path)
-    except formats.FormatError as error:
-        raise damaged(name, path, str(error)) from error
 
 
 def _labelled(name: str, path: Path, images: np.ndarray, labels: np.ndarray, classes: int) -> tuple[Tensor, Tensor]:
@@ -173,7 +126,7 @@ def _labelled(name: str, path: Path, images: np.ndarray, labels: np.ndarray, cla
 
 def _load_idx(name: str, root: Path, part: str) -> tuple[Tensor, Tensor]:
     image_file, label_file = (root / name / f"{part}-{what}-ubyte.gz" for what in ("images-idx3", "labels-idx1"))
-    images, labels = _read(name, image_file, formats.read_idx), _read(name, label_file, formats.read_idx)
+    images, labels = formats.read_idx(image_file), formats.read_idx(label_file)
     if images.ndim != 3 or labels.ndim != 1:
         wrong = image_file if images.ndim != 3 else label_file
         raise damaged(name, wrong, "has the wrong number of axes")
@@ -181,12 +134,11 @@ def _load_idx(name: str, root: Path, part: str) -> tuple[Tensor, Tensor]:
 
 
 def _load_cifar(name: str, path: Path, label_bytes: int, classes: int) -> tuple[Tensor, Tensor]:
-    images, labels = _read(name, path, lambda file: formats.read_cifar(file, label_bytes, classes))
-    return _labelled(name, path, images, labels, classes)
+    return _labelled(name, path, *formats.read_cifar(path, label_bytes, classes), classes)
 
 
 def _load_svhn(name: str, path: Path) -> tuple[Tensor, Tensor]:
-    arrays = _read(name, path, formats.read_matlab)
+    arrays = formats.read_matlab(path)
     pixels, labels = arrays.get("X"), arrays.get("y")
     if pixels is None or labels is None or pixels.ndim != 4 or pixels.dtype != np.uint8:
         raise damaged(name, path, "has no images X of bytes and labels y")
@@ -194,18 +146,11 @@ def _load_svhn(name: str, path: Path) -> tuple[Tensor, Tensor]:
     return _labelled(name, path, pixels.transpose(3, 2, 0, 1), labels.reshape(-1) % 10, 10)
 
 
-def _image_set(
-    name: str, train_images: Tensor, train_labels: Tensor, test_images: Tensor, test_labels: Tensor, classes: int
-) -> ImageSet:
-    mean, std = _statistics(train_images)
-    return ImageSet(name, train_images, train_labels, test_images, test_labels, classes, mean, std)
-
-
-def _statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation of each channel, from how often each of the 256 values occurs."""
+def _image_set(name: str, images: Tensor, labels: Tensor, test: Tensor, test_labels: Tensor, classes: int) -> ImageSet:
+    """Add mean and standard deviation of each channel, from how often each of the 256 values occurs."""
     values = torch.arange(256, dtype=torch.float64) / 255
     channels = [torch.bincount(images[:, c].reshape(-1), minlength=256).double() for c in range(images.shape[1])]
     shares = torch.stack([counts / counts.sum() for counts in channels])
     mean = shares @ values
     std = (shares * (values - mean[:, None]).square()).sum(1).sqrt()
-    return tuple(mean.tolist()), tuple(std.tolist())
+    return ImageSet(name, images, labels, test, test_labels, classes, tuple(mean.tolist()), tuple(std.tolist()))

@@ -1,79 +1,62 @@
-"""Where the data are, and a clear message if they are missing."""
+"""Where the data are, whether they are the official ones, and a clear message if not."""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import os
-from collections.abc import Sequence
+import zlib
+from functools import lru_cache
 from pathlib import Path
 
-from apo_experiments.data import integrity
-from apo_experiments.data.registry import Dataset, dataset
+from apo_experiments.data.registry import Checksum, DataFile, Dataset, dataset
 from apo_experiments.errors import UserError
-
-__all__ = ["directory", "is_present", "require", "damaged"]
 
 
 def directory(data_dir: str | Path | None = None) -> Path:
-    """Return the data directory: the argument, else ``$APO_DATA``, else ``~/.cache/apo-data``.
-
-    Example:
-        >>> directory("somewhere").name
-        'somewhere'
-    """
+    """Return the data directory: the argument, else ``$APO_DATA``, else ``~/.cache/apo-data``."""
     if data_dir is not None:
         return Path(data_dir).expanduser()
     variable = os.environ.get("APO_DATA")
     return Path(variable).expanduser() if variable else Path.home() / ".cache" / "apo-data"
 
 
-def is_present(name: str, data_dir: str | Path | None = None) -> bool:
-    """Return whether all files of a data set exist with the right size, without reading them (for ``apo list``).
+def state(name: str, data_dir: str | Path | None = None, thorough: bool = False) -> str:
+    """Return whether a data set is "here", "missing", "incomplete" (some of its files are missing) or "damaged".
 
-    Example:
-        >>> is_present("mnist", "no/such/folder")
-        False
+    Only a ``thorough`` look reads the files and compares their checksums; otherwise their sizes count.
     """
-    root = directory(data_dir)
-    for file in dataset(name).files:
-        path = root / file.path
-        if not path.is_file() or file.size not in (None, path.stat().st_size):
-            return False
-    return True
+    files = [(file, directory(data_dir) / file.path) for file in dataset(name).files]
+    present = sum(path.exists() for _, path in files)
+    if present < len(files):
+        return "incomplete" if present else "missing"
+    if thorough:
+        return "damaged" if any(problem(file, path) for file, path in files) else "here"
+    sizes = [(file.size, path.stat().st_size if path.is_file() else -1) for file, path in files]
+    return "damaged" if any(size < 1 or wanted not in (None, size) for wanted, size in sizes) else "here"
 
 
 def require(name: str, data_dir: str | Path | None = None) -> Path:
-    """Return the data directory, after checking that all files of a data set are present with the right checksums.
-
-    Args:
-        name: The data set.
-        data_dir: Where to look; None as in :func:`directory`.
-
-    Raises:
-        UserError: If a file is missing, truncated or corrupted; one sentence with the file and what to do.
-
-    Example:
-        >>> require("protein", "no/such/folder")
-        Traceback (most recent call last):
-        apo_experiments.errors.UserError: The data set protein is not in no...folder (uci...CASP.csv is missing): ...
-    """
+    """Return the data directory, after checking that all files of a data set are present with the right checksums."""
     entry, root = dataset(name), directory(data_dir)
     missing = [file.path for file in entry.files if not (root / file.path).exists()]
     if missing:
-        raise UserError(f"The data set {name} is not in {root} ({_listed(missing)}): {_remedy(entry)}.")
+        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        shown += " is missing" if len(missing) == 1 else " are missing"
+        remedy = f"run `apo data fetch {name}`, {entry.by_hand} there" if entry.sources else entry.by_hand
+        raise UserError(
+            f"The data set {name} is not in {root} ({shown}): {remedy}, or name another folder with --data-dir or "
+            "APO_DATA."
+        )
     for file in entry.files:
-        trouble = integrity.problem(file, root / file.path)
+        trouble = problem(file, root / file.path)
         if trouble:
             raise UserError(f"{trouble}: {_again(entry)}.")
     return root
 
 
 def damaged(name: str, path: Path, reason: str) -> UserError:
-    """Return the error of a loader that cannot read a file.
-
-    Args:
-        name: The data set.
-        path: The file.
-        reason: What is wrong with it, as in "has 3 of 4 columns".
+    """Return the error of a loader that cannot read a file, with a reason as in "has 3 of 4 columns".
 
     Example:
         >>> str(damaged("protein", Path("CASP.csv"), "has no rows"))
@@ -82,16 +65,45 @@ def damaged(name: str, path: Path, reason: str) -> UserError:
     return UserError(f"{path} {reason}: {_again(dataset(name))}.")
 
 
-def _listed(missing: Sequence[str]) -> str:
-    shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-    return f"{shown} {'is' if len(missing) == 1 else 'are'} missing"
+def digest(path: Path, checksum: Checksum) -> str:
+    """Return the digest of a file (or of what a gzip file unpacks to) by the algorithm that ``checksum`` names.
+
+    A file that has not changed since is not read twice by one process: a sweep loads its data once per trial.
+    """
+    stat = os.stat(path)
+    return _digest(str(path), checksum.algorithm, checksum.of_content, stat.st_size, stat.st_mtime_ns)
 
 
-def _remedy(entry: Dataset) -> str:
-    elsewhere = "or name another folder with --data-dir or APO_DATA"
-    if not entry.sources:
-        return f"{entry.by_hand}, {elsewhere}"
-    return f"run `apo data fetch {entry.name}`, {entry.by_hand} there, {elsewhere}"
+@lru_cache(maxsize=256)
+def _digest(path: str, algorithm: str, of_content: bool, size: int, modified: int) -> str:
+    del size, modified  # part of the key only
+    # MD5 protects against accidents here, not against attackers.
+    state = hashlib.new(algorithm, usedforsecurity=False)
+    opened = gzip.open(path, "rb") if of_content else open(path, "rb")  # noqa: SIM115 (closed by the next line)
+    with opened as stream:
+        while chunk := stream.read(1 << 20):
+            state.update(chunk)
+    return state.hexdigest()
+
+
+def problem(file: DataFile, path: Path) -> str | None:
+    """Return what is wrong with a file on disk, beginning with its path, or None."""
+    if not path.is_file():
+        return f"{path} is missing"
+    try:
+        size = path.stat().st_size
+        if file.size is not None and size != file.size:
+            what = "truncated" if size < file.size else "not the official file"
+            return f"{path} is {what} ({size:,} of {file.size:,} bytes)"
+        if size == 0:
+            return f"{path} is empty"
+        if file.checksum is not None and digest(path, file.checksum) != file.checksum.digest:
+            return f"{path} is corrupted or another edition (its {file.checksum.algorithm} differs)"
+    except (EOFError, gzip.BadGzipFile, zlib.error):
+        return f"{path} is truncated or corrupted (it does not unpack)"
+    except OSError as error:
+        return f"{path} cannot be read ({error.strerror or error})"
+    return None
 
 
 def _again(entry: Dataset) -> str:

@@ -12,18 +12,10 @@ from dataclasses import dataclass
 
 from apo_experiments.errors import UserError
 
-__all__ = ["Checksum", "DataFile", "Dataset", "Source", "DATASETS", "dataset"]
-
 
 @dataclass(frozen=True)
 class Checksum:
-    """A digest that a file must have.
-
-    Attributes:
-        digest: Hexadecimal.
-        algorithm: A name in :mod:`hashlib`.
-        of_content: Whether it is the digest of what a gzip file unpacks to.
-    """
+    """A digest that a file must have, or if ``of_content`` what a gzip file unpacks to; algorithms of hashlib."""
 
     digest: str
     algorithm: str = "sha256"
@@ -32,13 +24,7 @@ class Checksum:
 
 @dataclass(frozen=True)
 class DataFile:
-    """One official file.
-
-    Attributes:
-        path: Relative to the data directory, with forward slashes.
-        size: Exact number of bytes, or None where it varies.
-        checksum: Its checksum, or None where only its structure can be verified.
-    """
+    """One official file: its path in the data directory, its bytes unless they vary, its checksum if there is one."""
 
     path: str
     size: int | None = None
@@ -145,39 +131,34 @@ _CIFAR10_DIGESTS = (
     ("test_batch.bin", "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"),
 )
 
-CIFAR10 = Dataset(
-    "cifar10",
-    "CIFAR-10: 50,000 + 10,000 colour images of 10 classes, 32 x 32",
-    "images",
+
+def _cifar(classes: int, files: tuple[DataFile, ...], digest: str) -> Dataset:
+    """Describe the binary version of CIFAR, whose archive has an MD5 digest."""
+    archive = f"cifar-{classes}-binary.tar.gz"
+    members = tuple((file.path, file.path) for file in files)
+    url = f"https://www.cs.toronto.edu/~kriz/{archive}"
+    return Dataset(
+        f"cifar{classes}",
+        f"CIFAR-{classes}: 50,000 + 10,000 colour images of {classes} classes, 32 x 32",
+        "images",
+        files,
+        (Source((url,), members, "tar", Checksum(digest, "md5")),),
+        "none stated; cite Krizhevsky 2009",
+        f"unpack the binary version, {archive}",
+    )
+
+
+CIFAR10 = _cifar(
+    10,
     tuple(DataFile(f"cifar-10-batches-bin/{file}", 30_730_000, Checksum(digest)) for file, digest in _CIFAR10_DIGESTS),
-    (
-        Source(
-            ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
-            tuple((f"cifar-10-batches-bin/{file}", f"cifar-10-batches-bin/{file}") for file, _ in _CIFAR10_DIGESTS),
-            "tar",
-            Checksum("c32a1d4ab5d03f1284b67883e8d87530", "md5"),
-        ),
-    ),
-    "none stated; cite Krizhevsky 2009",
-    "unpack the binary version, cifar-10-binary.tar.gz",
+    "c32a1d4ab5d03f1284b67883e8d87530",
 )
 
-CIFAR100 = Dataset(
-    "cifar100",
-    "CIFAR-100: 50,000 + 10,000 colour images of 100 classes, 32 x 32",
-    "images",
-    # A record is a coarse label, a fine label and 3,072 pixels. Only the archive has a published checksum.
+# A record is a coarse label, a fine label and 3,072 pixels. Only the archive has a published checksum.
+CIFAR100 = _cifar(
+    100,
     (DataFile("cifar-100-binary/train.bin", 153_700_000), DataFile("cifar-100-binary/test.bin", 30_740_000)),
-    (
-        Source(
-            ("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",),
-            tuple((f"cifar-100-binary/{part}.bin", f"cifar-100-binary/{part}.bin") for part in ("train", "test")),
-            "tar",
-            Checksum("03b5dce01913d631647c71ecec9e9cb8", "md5"),
-        ),
-    ),
-    "none stated; cite Krizhevsky 2009",
-    "unpack the binary version, cifar-100-binary.tar.gz",
+    "03b5dce01913d631647c71ecec9e9cb8",
 )
 
 SVHN = Dataset(
@@ -295,38 +276,12 @@ IWSLT14 = Dataset(
 #: All data sets by name.
 DATASETS: dict[str, Dataset] = {
     entry.name: entry
-    for entry in (
-        MNIST,
-        FASHION_MNIST,
-        CIFAR10,
-        CIFAR100,
-        SVHN,
-        SLICE,
-        PROTEIN,
-        PARKINSONS,
-        MULTI30K,
-        TATOEBA,
-        IWSLT14,
-    )
+    for entry in (MNIST, FASHION_MNIST, CIFAR10, CIFAR100, SVHN, SLICE, PROTEIN, PARKINSONS, MULTI30K, TATOEBA, IWSLT14)
 }
 
 
 def dataset(name: str) -> Dataset:
-    """Return the data set of that name.
-
-    Args:
-        name: A key of :data:`DATASETS`.
-
-    Raises:
-        UserError: If there is none; the message suggests similar names or lists all.
-
-    Example:
-        >>> dataset("protein").files[0].path
-        'uci/CASP.csv'
-        >>> dataset("cifar-10")
-        Traceback (most recent call last):
-        apo_experiments.errors.UserError: There is no data set 'cifar-10'; did you mean cifar10 or cifar100?
-    """
+    """Return the data set of that name."""
     if name in DATASETS:
         return DATASETS[name]
     near = difflib.get_close_matches(name, DATASETS, n=2)

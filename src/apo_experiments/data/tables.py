@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,86 +15,43 @@ from apo_experiments.data.locate import damaged, require
 from apo_experiments.data.registry import dataset
 from apo_experiments.errors import UserError
 
-__all__ = ["Table", "generated", "load"]
-
 
 @dataclass(frozen=True)
 class Table:
-    """Inputs and targets of a regression, each column with zero mean and unit variance (the paper, appendix B).
-
-    Attributes:
-        name: Of the data set.
-        inputs: ``[N, D]``, float32.
-        targets: ``[N, T]``, float32.
-    """
+    """Inputs ``[N, D]`` and targets ``[N, T]``, float32, of zero mean and unit variance (the paper, appendix B)."""
 
     name: str
     inputs: Tensor
     targets: Tensor
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """The roles of a file's columns, by their names in the header."""
-
-    targets: tuple[str, ...]
-    dropped: tuple[str, ...] = ()
-
-
-_LAYOUTS = {
-    "protein": _Layout(("RMSD",)),
-    # The patient must not be an input.
-    "slice": _Layout(("reference",), ("patientId",)),
-    "parkinsons": _Layout(("motor_UPDRS", "total_UPDRS"), ("subject#",)),
-}
+#: Columns that are targets; and those that are no inputs either, since the patient must not be one.
+_TARGETS = {"protein": ["RMSD"], "slice": ["reference"], "parkinsons": ["motor_UPDRS", "total_UPDRS"]}
+_DROPPED = {"protein": [], "slice": ["patientId"], "parkinsons": ["subject#"]}
 
 
 def load(name: str, data_dir: str | Path | None = None) -> Table:
-    """Load a table of the UCI collection.
-
-    Args:
-        name: ``"slice"`` (384 inputs), ``"protein"`` (9 inputs) or ``"parkinsons"`` (19 inputs, two targets).
-        data_dir: Folder of the files; None as in :func:`apo_experiments.data.locate.directory`.
-
-    Raises:
-        UserError: If the file is missing, truncated or corrupted.
-
-    Example:
-        >>> load("protein", "no/such/folder")
-        Traceback (most recent call last):
-        apo_experiments.errors.UserError: The data set protein is not in no...folder (...): run ...
-    """
+    """Load a table of the UCI collection."""
     entry = dataset(name)
     if entry.kind != "tables":
         raise UserError(f"The data set {name} is not a table.")
     path = require(name, data_dir) / entry.files[0].path
     header, rows = _read(name, path)
-    layout = _LAYOUTS[name]
-    absent = [column for column in (*layout.targets, *layout.dropped) if column not in header]
+    special = _TARGETS[name] + _DROPPED[name]
+    absent = [column for column in special if column not in header]
     if absent:
         raise damaged(name, path, f"has no column {', '.join(absent)}")
-    inputs = [c for c in header if c not in layout.targets and c not in layout.dropped]
-    return _table(name, _columns(rows, header, inputs), _columns(rows, header, layout.targets))
+    inputs = [place for place, column in enumerate(header) if column not in special]
+    targets = [header.index(column) for column in _TARGETS[name]]
+    return Table(name, _normalized(rows[:, inputs]), _normalized(rows[:, targets]))
 
 
 def generated(rows: int = 256, inputs: int = 8, targets: int = 1, seed: int = 0) -> Table:
-    """Generate a table whose targets are a smooth function of the inputs, with a little noise.
-
-    Args:
-        rows: How many.
-        inputs: Number of input columns.
-        targets: Number of target columns.
-        seed: Decides everything.
-
-    Example:
-        >>> table = generated(rows=100, inputs=5, targets=2)
-        >>> table.inputs.shape, table.targets.shape
-        (torch.Size([100, 5]), torch.Size([100, 2]))
-    """
+    """Generate a table whose targets are a smooth function of the inputs, with a little noise."""
     draw = np.random.default_rng(seed)
     x = draw.standard_normal((rows, inputs))
     y = np.tanh(x @ draw.standard_normal((inputs, 16))) @ draw.standard_normal((16, targets))
-    return _table("generated", x, y + 0.05 * draw.standard_normal(y.shape))
+    return Table("generated", _normalized(x), _normalized(y + 0.05 * draw.standard_normal(y.shape)))
 
 
 def _read(name: str, path: Path) -> tuple[list[str], np.ndarray]:
@@ -112,14 +68,6 @@ def _read(name: str, path: Path) -> tuple[list[str], np.ndarray]:
     if not np.isfinite(rows).all():
         raise damaged(name, path, "is corrupted (a number is not finite)")
     return header, rows
-
-
-def _columns(rows: np.ndarray, header: Sequence[str], chosen: Sequence[str]) -> np.ndarray:
-    return rows[:, [header.index(column) for column in chosen]]
-
-
-def _table(name: str, inputs: np.ndarray, targets: np.ndarray) -> Table:
-    return Table(name, _normalized(inputs), _normalized(targets))
 
 
 def _normalized(columns: np.ndarray) -> Tensor:

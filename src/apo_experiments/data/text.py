@@ -11,22 +11,13 @@ from apo_experiments.data.locate import damaged, require
 from apo_experiments.data.registry import dataset
 from apo_experiments.errors import UserError
 
-__all__ = ["Pair", "ParallelText", "generated", "load"]
-
 #: A sentence and its translation.
 Pair = tuple[str, str]
 
 
 @dataclass(frozen=True)
 class ParallelText:
-    """Sentences with their translations.
-
-    Attributes:
-        name: Of the data set.
-        train: Pairs of source (German) and target (English).
-        valid: For choosing hyperparameters.
-        test: For the final score.
-    """
+    """Sentences (German) with their translations (English), in three splits."""
 
     name: str
     train: list[Pair]
@@ -48,14 +39,6 @@ def load(name: str, data_dir: str | Path | None = None, seed: int = 0) -> Parall
             fifty is for validation, one for test, with all its translations, and theirs, in both directions.
         data_dir: Folder of the files; None as in :func:`apo_experiments.data.locate.directory`.
         seed: Decides Tatoeba's split and order.
-
-    Raises:
-        UserError: If a file is missing, truncated or corrupted.
-
-    Example:
-        >>> load("multi30k", "no/such/folder")
-        Traceback (most recent call last):
-        apo_experiments.errors.UserError: The data set multi30k is not in no...folder (...): run ...
     """
     if dataset(name).kind != "text":
         raise UserError(f"The data set {name} is not text.")
@@ -70,19 +53,6 @@ def generated(train: int = 400, valid: int = 40, test: int = 40, words: int = 24
 
     Words are translated one by one, and the last word of the source becomes the second of the target, like a German
     verb in English.
-
-    Args:
-        train: Number of training pairs.
-        valid: Number of validation pairs.
-        test: Number of test pairs; no sentence is in two splits.
-        words: Size of each vocabulary.
-        seed: Decides everything.
-
-    Example:
-        >>> text = generated(train=3, valid=1, test=1, words=6)
-        >>> source, target = text.train[0]
-        >>> len(source.split()) == len(target.split())
-        True
     """
     draw = random.Random(seed)
     german, english = _words("bdgklm", "aou", words), _words("fnprst", "eiy", words)
@@ -137,7 +107,10 @@ def _load_tatoeba(name: str, path: Path, seed: int) -> ParallelText:
     draw.shuffle(groups)
     held = max(1, len(groups) // 50)
     splits = groups[2 * held :], groups[:held], groups[held : 2 * held]
-    return ParallelText(name, *(_shuffled(split, draw) for split in splits))
+    train, valid, test = ([pair for group in split for pair in group] for split in splits)
+    for part in (train, valid, test):
+        draw.shuffle(part)
+    return ParallelText(name, train, valid, test)
 
 
 def _sharing_sentences(pairs: Sequence[Pair]) -> list[list[Pair]]:
@@ -148,9 +121,3 @@ def _sharing_sentences(pairs: Sequence[Pair]) -> list[list[Pair]]:
         group = [*german, *(english if english is not german else ()), pair]
         group_of.update((side, group) for member in group for side in enumerate(member))
     return list({id(group): group for group in group_of.values()}.values())
-
-
-def _shuffled(groups: Sequence[Sequence[Pair]], draw: random.Random) -> list[Pair]:
-    pairs = [pair for group in groups for pair in group]
-    draw.shuffle(pairs)
-    return pairs

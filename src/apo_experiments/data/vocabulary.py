@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, final
 
 from apo_experiments.data.text import Pair
 from apo_experiments.errors import UserError
-
-__all__ = ["Vocabulary", "build"]
 
 
 @final
@@ -25,14 +19,6 @@ class Vocabulary:
         bos: Begins a sentence.
         eos: Ends a sentence.
         unk: Replaces what the training text did not contain.
-
-    Args:
-        model: A serialised sentencepiece model.
-
-    Example:
-        >>> vocabulary = build([("ba do", "fe ni"), ("do ba", "ni fe")], size=30)
-        >>> vocabulary.decode(vocabulary.encode("do ba"))
-        'do ba'
     """
 
     pad, bos, eos, unk = 0, 1, 2, 3
@@ -64,32 +50,11 @@ class Vocabulary:
         return [(self.encode(source), self.encode(target)) for source, target in pairs]
 
 
-def build(pairs: Sequence[Pair], size: int, cache: Path | None = None) -> Vocabulary:
-    """Train a joint vocabulary on both sides of the training text, or read it from a cache.
-
-    Args:
-        pairs: The training text.
-        size: The most pieces, including the four special ones; a small text yields fewer.
-        cache: A folder. The file in it is named after the text and the size, so that it cannot be stale, and is
-            written atomically.
-
-    Raises:
-        UserError: If sentencepiece is not installed, or ``size`` is too small for the text's characters.
-
-    Example:
-        >>> build([("ab ab", "cd cd")], size=12).size <= 12
-        True
-    """
+def build(pairs: Sequence[Pair], size: int) -> Vocabulary:
+    """Train a joint vocabulary on both sides of the training text."""
     if not pairs:
         raise ValueError("pairs must hold the training text, got none")
-    lines = [side for pair in pairs for side in pair]
-    if cache is None:
-        return Vocabulary(_train(lines, size))
-    key = hashlib.sha256("\n".join([str(size), *lines]).encode()).hexdigest()[:16]
-    path = cache / f"bpe-{size}-{key}.model"
-    if not path.is_file():
-        _write(path, _train(lines, size))
-    return Vocabulary(path.read_bytes())
+    return Vocabulary(_train([side for pair in pairs for side in pair], size))
 
 
 def _train(lines: Sequence[str], size: int) -> bytes:
@@ -115,25 +80,6 @@ def _train(lines: Sequence[str], size: int) -> bytes:
             "characters and needs a few pieces more): choose a larger vocabulary."
         ) from error
     return model.getvalue()
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file so that another process sees all of it or nothing."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=".bpe-", dir=path.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise UserError(
-            f"The vocabulary cannot be written to {path.parent} ({error.strerror or error}): free some space there or "
-            "choose another folder."
-        ) from error
 
 
 def _sentencepiece() -> Any:

@@ -18,8 +18,6 @@ from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record
 from apo_experiments.results import summarise
 
-__all__ = ["ablation", "varied"]
-
 
 def ablation(records: Sequence[Record], recipe: Recipe) -> Figure:
     """Draw, for each varied option, loss and rate coloured by its value, and the final metric against it."""
@@ -35,13 +33,6 @@ def varied(records: Sequence[Record]) -> list[str]:
     """Return the options and hyperparameters that differ between runs of one method.
 
     A baseline of another method has other hyperparameters, but those are not what an ablation varies.
-
-    Example:
-        >>> from apo_experiments.runs import RunConfig
-        >>> def run(**hyper):
-        ...     return Record(RunConfig("r", str(hyper), "m", "cpu", 0, 1, hyper, {"batch_size": 128}), {}, [], None)
-        >>> varied([run(lr=0.1, interval=10), run(lr=0.1, interval=20)])
-        ['interval']
     """
     values: dict[str, dict[str, set[str]]] = {}
     for record in records:

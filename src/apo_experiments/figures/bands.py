@@ -10,8 +10,6 @@ from matplotlib.axes import Axes
 
 from apo_experiments.records import Record
 
-__all__ = ["by_label", "draw_band", "seed_curves"]
-
 
 def by_label(records: Iterable[Record]) -> dict[str, list[Record]]:
     """Group records that are in a recipe's order by their label."""
@@ -22,15 +20,7 @@ def by_label(records: Iterable[Record]) -> dict[str, list[Record]]:
 
 
 def seed_curves(records: Sequence[Record], column: str, x: str = "epoch") -> list[tuple[float, list[float]]]:
-    """Return, for each x, the values of a column in all seeds that have one there.
-
-    Example:
-        >>> from apo_experiments.runs import RunConfig
-        >>> config = RunConfig("rosenbrock", "SGD", "sgd", "smoke", seed=0, epochs=2)
-        >>> rows = [{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": None}]
-        >>> seed_curves([Record(config, {}, rows, None)] * 2, "loss")
-        [(1.0, [0.5, 0.5])]
-    """
+    """Return, for each x, the values of a column in all seeds that have one there."""
     points: dict[float, list[float]] = {}
     for record in records:
         for row in record.rows:

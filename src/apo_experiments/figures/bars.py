@@ -16,8 +16,6 @@ from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record
 from apo_experiments.results import summarise
 
-__all__ = ["bars"]
-
 
 def bars(records: Sequence[Record], recipe: Recipe) -> Figure:
     """Draw one row for each method: seeds as dots, their mean as a bar across, the paper's figure as a diamond."""

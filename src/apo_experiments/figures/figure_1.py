@@ -17,8 +17,6 @@ from apo_experiments.figures.style import COLOURS, grid
 from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record
 
-__all__ = ["figure_1"]
-
 _TERMS = {"fsd_weight": "FSD", "wsd_weight": "WSD"}
 
 

@@ -14,8 +14,6 @@ from apo_experiments.figures.style import grid, legend_below, line_styles
 from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record
 
-__all__ = ["rosenbrock"]
-
 
 def rosenbrock(records: Sequence[Record], recipe: Recipe) -> Figure:
     """Draw the loss, the rate and, where the rows have ``x`` and ``y``, the paths on the function's contours."""

@@ -13,8 +13,6 @@ from matplotlib.figure import Figure
 
 from apo_experiments.recipe import Recipe
 
-__all__ = ["COLOURS", "applied", "grid", "legend_below", "line_styles", "rendered", "scale_axis"]
-
 #: Okabe and Ito's palette without its yellow, which is faint on white; orange-red comes first and is APO's.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _DASHES: tuple[Any, ...] = ((0, (5, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (1, 1)), (0, (3, 1, 1, 1, 1, 1)))
@@ -77,13 +75,6 @@ def line_styles(recipe: Recipe, labels: Sequence[str] | None = None) -> dict[str
     Args:
         recipe: The recipe, whose order decides.
         labels: The entries that share the axes; all by default.
-
-    Example:
-        >>> from apo_experiments.recipe import Entry
-        >>> recipe = Recipe("r", "", "", None, {}, (), {}, (Entry("A", "adam"), Entry("B", "adam-apo")), "loss", "min")
-        >>> styles = line_styles(recipe)
-        >>> styles["B"]["color"], styles["B"]["linestyle"], styles["A"]["color"]
-        ('#D55E00', '-', '#0072B2')
     """
     chosen = [entry for entry in recipe.entries if labels is None or entry.label in labels]
     ours = [entry for entry in chosen if "apo" in entry.method]

@@ -16,8 +16,6 @@ from apo_experiments.methods.hyper import COMMON, choose
 from apo_experiments.methods.tuned import OBJECTIVE, TunedStepper, described, meta_optimizer
 from apo_experiments.problem import Budget, Problem
 
-__all__ = ["PRECONDITIONED"]
-
 #: Hyperparameters of the step and of the rule; None leaves a value to the preset, and so to the library.
 _DEFAULTS: dict[str, Any] = {
     "lr": 1.0,  # the multiple of the identity that the preconditioner starts from

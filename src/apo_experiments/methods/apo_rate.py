@@ -15,8 +15,6 @@ from apo_experiments.methods.plain import BASE_DEFAULTS, BASES
 from apo_experiments.methods.tuned import OBJECTIVE, TunedStepper, described, meta_optimizer
 from apo_experiments.problem import Budget, Problem
 
-__all__ = ["RATE", "rate_rule"]
-
 #: Hyperparameters of the learned rate; None leaves a value to the preset, and so to the library.
 _RULE: dict[str, Any] = {
     "preset": "default",
@@ -45,15 +43,6 @@ def rate_rule(optimizer: torch.optim.Optimizer, hyper: Mapping[str, Any]) -> apo
         hyper: With ``preset`` (``"default"``: the library's, or ``"paper"``), and what overrules it where it is not
             None: ``look_ahead``, ``over_relaxation``, ``warm_start``, ``max_change``, ``meta_optimizer``,
             ``meta_lr``, ``meta_beta2``.
-
-    Raises:
-        UserError: The preset or the meta-optimizer is unknown.
-
-    Example:
-        >>> base = torch.optim.SGD([torch.zeros(2, 2)], lr=0.1)
-        >>> rule = rate_rule(base, _RULE | {"preset": "paper", "over_relaxation": 2.0})
-        >>> rule.look_ahead, rule.over_relaxation
-        ('step', 2.0)
     """
     build, usual = _PRESETS[choose("preset", hyper["preset"], tuple(_PRESETS))]
     given = ("look_ahead", "over_relaxation", "warm_start")

@@ -9,8 +9,6 @@ from typing import Any
 from apo_experiments.errors import UserError
 from apo_experiments.method import Method
 
-__all__ = ["COMMON", "choose", "complete"]
-
 #: What every method takes.
 COMMON: dict[str, Any] = {
     "lr": 0.1,
@@ -36,19 +34,6 @@ def complete(method: Method, overrides: Mapping[str, Any] | None = None) -> dict
 
     Strings are read as the default's type: ``"0.1"``, ``"true"``, ``"none"``, ``"0.9,0.98"``. Where the default is
     None, a string is read as what it looks like.
-
-    Args:
-        method: A method.
-        overrides: New values by name.
-
-    Raises:
-        UserError: A name is unknown, or a value cannot be read.
-
-    Example:
-        >>> from apo_experiments.methods import METHODS
-        >>> hyper = complete(METHODS["adam"], {"lr": "3e-4", "betas": "0.9,0.98", "clip_grad_norm": "1"})
-        >>> hyper["lr"], hyper["betas"], hyper["clip_grad_norm"], hyper["schedule"]
-        (0.0003, (0.9, 0.98), 1, 'fixed')
     """
     values = dict(method.defaults)
     for name, value in (overrides or {}).items():
@@ -63,15 +48,7 @@ def complete(method: Method, overrides: Mapping[str, Any] | None = None) -> dict
 
 
 def choose(name: str, value: Any, choices: Sequence[str]) -> Any:
-    """Return a value that must be one of several words.
-
-    Raises:
-        UserError: It is none of them.
-
-    Example:
-        >>> choose("conv", "matrix", ["matrix", "factored"])
-        'matrix'
-    """
+    """Return a value that must be one of several words."""
     if value not in choices:
         raise UserError(f"{name} was {value!r}: it must be one of {', '.join(choices)}.")
     return value
@@ -85,7 +62,8 @@ def _coerce(name: str, value: Any, default: Any) -> Any:
             value = tuple(value)
         return _convert(value, default)
     except (TypeError, ValueError):
-        kind = "a value" if default is None else f"{_article(default)} such as {default!r}"
+        kinds = {bool: "true or false,", int: "a whole number", float: "a number", tuple: "numbers", str: "a word"}
+        kind = "a value" if default is None else f"{kinds[type(default)]} such as {default!r}"
         raise UserError(f"{name} was {value!r}: it must be {kind}.") from None
 
 
@@ -134,8 +112,3 @@ def _convert(value: Any, default: Any) -> Any:
     if isinstance(default, tuple) and isinstance(value, (int, float)):
         return (float(value),)
     raise TypeError(value)
-
-
-def _article(default: Any) -> str:
-    names = {bool: "true or false,", int: "a whole number", float: "a number", tuple: "numbers", str: "a word"}
-    return names[type(default)]

@@ -17,19 +17,9 @@ from apo_experiments.methods.passes import training_pass
 from apo_experiments.methods.schedules import build_scheduler
 from apo_experiments.problem import Budget, Problem
 
-__all__ = ["BASES", "PLAIN", "Driver", "PlainStepper", "TorchDriver"]
-
 
 class Driver(ABC):
-    """How one optimizer is used and saved.
-
-    Args:
-        optimizer: The optimizer.
-
-    Example:
-        >>> TorchDriver(torch.optim.SGD([torch.zeros(1)], lr=0.1)).rate()
-        0.1
-    """
+    """How one optimizer is used and saved."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
@@ -55,12 +45,7 @@ class Driver(ABC):
 
 @final
 class TorchDriver(Driver):
-    """An optimizer of torch.
-
-    Example:
-        >>> sorted(TorchDriver(torch.optim.SGD([torch.zeros(1)], lr=0.1)).state_dict())
-        ['param_groups', 'state']
-    """
+    """An optimizer of torch."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return torch's own."""
@@ -73,23 +58,7 @@ class TorchDriver(Driver):
 
 @final
 class PlainStepper(Stepper):
-    """Trains with one or several optimizers, each for its own parameters.
-
-    Args:
-        problem: What is trained.
-        drivers: The optimizers; the first one's rate is the rate.
-        hyper: Complete hyperparameters.
-        budget: How long the run is.
-
-    Example:
-        >>> from apo_experiments.methods import METHODS, complete
-        >>> problem = Problem(nn.Linear(2, 1), nn.functional.mse_loss, batches=None, evaluate=lambda model: {})
-        >>> method = METHODS["sgd"]
-        >>> stepper = method.build(problem, complete(method, {"lr": 0.1}), Budget(steps=10, steps_per_epoch=10))
-        >>> loss = stepper.step(torch.ones(4, 2), torch.zeros(4, 1))
-        >>> stepper.rate()
-        0.1
-    """
+    """Trains with one or several optimizers, each for its own parameters."""
 
     def __init__(self, problem: Problem, drivers: Sequence[Driver], hyper: Mapping[str, Any], budget: Budget) -> None:
         self._parameters = [p for p in problem.model.parameters() if p.requires_grad]

@@ -14,19 +14,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["load_plain_state", "plain_state"]
-
 _OBJECT = "tensors of an object"
 
 
 def plain_state(optimizer: Optimizer) -> dict[str, Any]:
-    """Return all param groups and states, with tensors shared.
-
-    Example:
-        >>> optimizer = torch.optim.SGD([torch.zeros(2)], lr=0.1)
-        >>> plain_state(optimizer)["groups"][0]["lr"]
-        0.1
-    """
+    """Return all param groups and states, with tensors shared."""
     return {
         "groups": [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups],
         "states": [
@@ -37,27 +29,13 @@ def plain_state(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def load_plain_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Take back what :func:`plain_state` returned.
-
-    Args:
-        optimizer: Built over the same parameters in the same way.
-        state: The saved state.
-
-    Raises:
-        ValueError: The state has another number of parameters.
-
-    Example:
-        >>> optimizer = torch.optim.SGD([torch.zeros(2)], lr=0.1)
-        >>> load_plain_state(optimizer, {"groups": [{"lr": 0.3}], "states": [None]})
-        >>> optimizer.param_groups[0]["lr"]
-        0.3
-    """
+    """Take back what :func:`plain_state` returned."""
     parameters, states = _parameters(optimizer), state["states"]
     if len(parameters) != len(states):
         raise ValueError(f"state has {len(states)} parameters, the optimizer {len(parameters)}: build it as it was")
     for group, saved in zip(optimizer.param_groups, state["groups"], strict=True):
         group.update(_to(saved, group["params"][0].device))
-    if any(_holds_object(saved) for saved in states):
+    if any(_is_object(value) for saved in states for value in (saved or {}).values()):
         _make_objects(optimizer, [saved is not None for saved in states])
     for p, saved in zip(parameters, states, strict=True):
         for key, value in (saved or {}).items():
@@ -89,21 +67,13 @@ def _encode(value: Any) -> Any:
         return type(value)(_encode(item) for item in value)
     if isinstance(value, Mapping):
         return {key: _encode(item) for key, item in value.items()}
-    return {_OBJECT: {name: item for name, item in vars(value).items() if _is_tensors(item)}}
-
-
-def _is_tensors(value: Any) -> bool:
-    return isinstance(value, Tensor) or (
-        isinstance(value, list) and bool(value) and all(isinstance(item, Tensor) for item in value)
-    )
+    lists = {name: item if isinstance(item, list) else [item] for name, item in vars(value).items()}
+    tensors = [name for name, items in lists.items() if items and all(isinstance(item, Tensor) for item in items)]
+    return {_OBJECT: {name: vars(value)[name] for name in tensors}}
 
 
 def _is_object(value: Any) -> bool:
     return isinstance(value, Mapping) and _OBJECT in value
-
-
-def _holds_object(saved: Mapping[str, Any] | None) -> bool:
-    return any(_is_object(value) for value in (saved or {}).values())
 
 
 def _to(value: Any, device: torch.device) -> Any:

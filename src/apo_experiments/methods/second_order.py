@@ -19,8 +19,6 @@ from apo_experiments.methods.passes import forward, forward_context, training_pa
 from apo_experiments.methods.schedules import build_scheduler
 from apo_experiments.problem import Budget, Problem
 
-__all__ = ["SECOND_ORDER", "Likelihood", "SecondOrderStepper"]
-
 #: Hyperparameters beside the common ones.
 _DEFAULTS: dict[str, Any] = {
     "lr": 0.01,
@@ -40,11 +38,6 @@ class Likelihood:
     Attributes:
         kind: ``"categorical"``, ``"bernoulli"`` or ``"gaussian"``.
         discrepancy: The divergence that belongs to the loss, with its output and dimension.
-
-    Example:
-        >>> problem_discrepancy = apo.SquaredError("mean")
-        >>> Likelihood.of(problem_discrepancy).kind
-        'gaussian'
     """
 
     kind: str
@@ -52,11 +45,7 @@ class Likelihood:
 
     @classmethod
     def of(cls, discrepancy: apo.Discrepancy) -> Likelihood:
-        """Return the distribution that a divergence belongs to.
-
-        Raises:
-            UserError: It belongs to none that KFAC knows.
-        """
+        """Return the distribution that a divergence belongs to."""
         kinds = {
             apo.CategoricalKL: "categorical",
             apo.BernoulliKL: "bernoulli",
@@ -89,24 +78,7 @@ class Likelihood:
 
 @final
 class SecondOrderStepper(Stepper):
-    """Trains with KFAC or EKFAC; steps without statistics run as fast as plain ones.
-
-    Args:
-        problem: What is trained.
-        optimizer: The optimizer over its network.
-        hyper: Complete hyperparameters.
-        budget: How long the run is.
-
-    Example:
-        >>> import torch
-        >>> from apo_experiments.methods import METHODS, complete
-        >>> problem = Problem(nn.Linear(2, 1), nn.functional.mse_loss, batches=None, evaluate=lambda model: {})
-        >>> method = METHODS["kfac"]
-        >>> stepper = method.build(problem, complete(method, {"lr": 0.1}), Budget(steps=10, steps_per_epoch=10))
-        >>> loss = stepper.step(torch.ones(4, 2), torch.zeros(4, 1))
-        >>> stepper.rate()
-        0.1
-    """
+    """Trains with KFAC or EKFAC; steps without statistics run as fast as plain ones."""
 
     def __init__(
         self, problem: Problem, optimizer: CurvatureOptimizer, hyper: Mapping[str, Any], budget: Budget

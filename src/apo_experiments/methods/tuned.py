@@ -20,8 +20,6 @@ from apo_experiments.methods.passes import EagerPass, forward_context, network_f
 from apo_experiments.methods.schedules import build_scheduler
 from apo_experiments.problem import Budget, Problem
 
-__all__ = ["OBJECTIVE", "TunedStepper", "described", "meta_optimizer"]
-
 #: Hyperparameters of the meta-objective; None for the weights leaves them to the rule.
 OBJECTIVE: dict[str, Any] = {
     "interval": 10,
@@ -53,15 +51,6 @@ class TunedStepper(Stepper):
 
     Attributes:
         tuner: The tuner.
-
-    Example:
-        >>> from apo_experiments.methods import METHODS, complete
-        >>> problem = Problem(nn.Linear(2, 1), nn.functional.mse_loss, batches=None, evaluate=lambda model: {})
-        >>> method = METHODS["sgdm-apo"]
-        >>> stepper = method.build(problem, complete(method, {"lr": 0.1}), Budget(steps=10, steps_per_epoch=10))
-        >>> loss = stepper.step(torch.ones(4, 2), torch.zeros(4, 1))
-        >>> stepper.tuner.steps
-        1
     """
 
     def __init__(self, problem: Problem, rule: apo.Rule, hyper: Mapping[str, Any], budget: Budget) -> None:
@@ -177,13 +166,7 @@ def _total_steps(hyper: Mapping[str, Any], budget: Budget) -> int | None:
 
 
 def described(usual: MetaOptimizer) -> dict[str, Any]:
-    """Describe a meta-optimizer of the library, RMSprop or Adam, by its hyperparameters.
-
-    Example:
-        >>> from apo.rules.learning_rate import META_OPTIMIZER
-        >>> described(META_OPTIMIZER)
-        {'meta_optimizer': 'corrected-rmsprop', 'meta_lr': 0.1, 'meta_beta2': 0.99}
-    """
+    """Describe a meta-optimizer of the library, RMSprop or Adam, by its hyperparameters."""
     # By its signature, because the first optimizer that torch builds takes a second, and `apo list` needs none.
     settings = {name: parameter.default for name, parameter in inspect.signature(usual).parameters.items()}
     beta1, beta2 = settings.get("betas", (None, settings.get("alpha")))
@@ -199,17 +182,6 @@ def meta_optimizer(usual: MetaOptimizer, hyper: Mapping[str, Any]) -> MetaOptimi
         hyper: With ``meta_optimizer``: ``"rmsprop"`` (the paper's, for rates), ``"corrected-rmsprop"`` (with bias
             correction), ``"adam"`` or ``"sgd"``; ``meta_lr``, the meta-learning rate; and ``meta_beta2``, the decay of
             the second moment. None is the library's.
-
-    Raises:
-        UserError: The name is unknown.
-
-    Example:
-        >>> from apo.rules.learning_rate import META_OPTIMIZER
-        >>> unset = {"meta_optimizer": None, "meta_lr": None, "meta_beta2": None}
-        >>> meta_optimizer(META_OPTIMIZER, unset) is META_OPTIMIZER
-        True
-        >>> meta_optimizer(META_OPTIMIZER, unset | {"meta_lr": 0.8})([torch.zeros(1)]).param_groups[0]["betas"]
-        (0.0, 0.99)
     """
     own = described(usual)
     wanted = own | {key: hyper[key] for key in own if hyper[key] is not None}

@@ -1,15 +1,16 @@
-"""The networks of the paper's experiments, each configurable down to a size that trains in seconds."""
+"""The networks of the paper's experiments, each configurable down to a size that trains in seconds.
 
-from apo_experiments.models.alexnet import AlexNet
+Networks for images take the number of ``classes``, the ``channels`` of the images, and ``width``, a factor on every
+hidden width.
+"""
+
 from apo_experiments.models.autoencoder import Autoencoder
-from apo_experiments.models.decoding import beam_search, greedy
-from apo_experiments.models.lenet import LeNet
-from apo_experiments.models.linear_pair import LinearPair
+from apo_experiments.models.convolutional import VGG, AlexNet, LeNet
+from apo_experiments.models.decoding import beam_search
 from apo_experiments.models.mlp import MLP
 from apo_experiments.models.resnet import ResNet, resnet18, resnet32, resnet34
-from apo_experiments.models.rosenbrock import Rosenbrock
+from apo_experiments.models.toy import LinearPair, Rosenbrock
 from apo_experiments.models.transformer import Transformer
-from apo_experiments.models.vgg import VGG
 from apo_experiments.models.wide_resnet import WideResNet
 
 __all__ = [
@@ -24,7 +25,6 @@ __all__ = [
     "VGG",
     "WideResNet",
     "beam_search",
-    "greedy",
     "resnet18",
     "resnet32",
     "resnet34",

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from apo_experiments.models.initialisation import initialise_sparsely_
 from apo_experiments.models.mlp import MLP
 
-__all__ = ["Autoencoder"]
-
 
 @final
 class Autoencoder(nn.Module):
@@ -24,14 +22,6 @@ class Autoencoder(nn.Module):
         activation: Of every layer but the code and the output.
         initialisation: ``"sparse"`` (as in the set-up of Martens and Grosse, 2015, that the paper follows: fifteen
             standard-normal incoming weights a unit, the others zero) or ``"default"`` (torch's).
-
-    Example:
-        >>> import torch
-        >>> autoencoder = Autoencoder([784, 32, 8])
-        >>> autoencoder(torch.zeros(2, 1, 28, 28)).shape
-        torch.Size([2, 784])
-        >>> autoencoder.encoder(torch.zeros(2, 784)).shape
-        torch.Size([2, 8])
     """
 
     def __init__(

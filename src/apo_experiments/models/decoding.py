@@ -1,4 +1,4 @@
-"""Turn a trained Transformer into translations: greedy and beam search."""
+"""Turn a trained Transformer into translations: beam search."""
 
 from __future__ import annotations
 
@@ -6,29 +6,6 @@ import torch
 from torch import Tensor
 
 from apo_experiments.models.transformer import Transformer
-
-__all__ = ["beam_search", "greedy"]
-
-
-def greedy(model: Transformer, source: Tensor, begin: int, end: int, max_length: int = 128) -> Tensor:
-    """Translate by taking the most likely word at each place.
-
-    Args:
-        model: In evaluation mode, or dropout is applied.
-        source: Words ``[batch, source length]``.
-        begin: Index of the begin mark.
-        end: Index of the end mark.
-        max_length: The most words of a translation.
-
-    Returns:
-        Words ``[batch, length]`` without the begin mark; the end mark and everything after it are padding.
-
-    Example:
-        >>> model = Transformer(20, layers=1, dimension=8, feed_forward=8, heads=1).eval()
-        >>> greedy(model, torch.tensor([[5, 6, 7]]), begin=1, end=2, max_length=4).shape[0]
-        1
-    """
-    return beam_search(model, source, begin, end, max_length, width=1)
 
 
 @torch.no_grad()
@@ -41,29 +18,21 @@ def beam_search(
     width: int = 4,
     length_penalty: float = 1.0,
 ) -> Tensor:
-    """Translate by following the ``width`` most likely beginnings at once.
+    """Translate by following the ``width`` most likely beginnings at once; 1 is greedy search.
 
     Finished hypotheses are ranked by log-likelihood divided by ``length ** length_penalty``, end mark included.
 
     Args:
-        model: See :func:`greedy`.
-        source: See :func:`greedy`.
-        begin: See :func:`greedy`.
-        end: See :func:`greedy`.
-        max_length: See :func:`greedy`.
+        model: In evaluation mode, or dropout is applied.
+        source: Words ``[batch, source length]``.
+        begin: Index of the begin mark.
+        end: Index of the end mark.
+        max_length: The most words of a translation.
         width: Number of hypotheses kept for each sentence.
         length_penalty: Exponent of the length.
 
     Returns:
-        See :func:`greedy`.
-
-    Raises:
-        ValueError: The width is not positive.
-
-    Example:
-        >>> model = Transformer(20, layers=1, dimension=8, feed_forward=8, heads=1).eval()
-        >>> beam_search(model, torch.tensor([[5, 6, 7]]), begin=1, end=2, max_length=4, width=3).shape[0]
-        1
+        Words ``[batch, length]`` without the begin mark; the end mark and everything after it are padding.
     """
     if width < 1:
         raise ValueError(f"width must be at least 1, got {width}: 1 is greedy search")

@@ -5,18 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-__all__ = ["initialise_he_", "initialise_sparsely_"]
-
 
 def initialise_he_(network: nn.Module) -> None:
-    """Give convolutions He's normal initialisation (by outgoing connections) and zero biases.
-
-    Example:
-        >>> layer = nn.Conv2d(3, 8, 3)
-        >>> initialise_he_(layer)
-        >>> layer.bias.abs().max().item()
-        0.0
-    """
+    """Give convolutions He's normal initialisation (by outgoing connections) and zero biases."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -26,18 +17,7 @@ def initialise_he_(network: nn.Module) -> None:
 
 @torch.no_grad()
 def initialise_sparsely_(network: nn.Module, incoming: int = 15) -> None:
-    """Give every unit of every linear layer a few standard-normal incoming weights, the others zero (Martens, 2010).
-
-    Args:
-        network: Its linear layers are changed.
-        incoming: How many weights of a unit are not zero.
-
-    Example:
-        >>> layer = nn.Linear(100, 7)
-        >>> initialise_sparsely_(layer)
-        >>> (layer.weight != 0).sum(1).tolist()
-        [15, 15, 15, 15, 15, 15, 15]
-    """
+    """Give every unit of every linear layer a few standard-normal incoming weights, the others zero (Martens, 2010)."""
     for module in network.modules():
         if isinstance(module, nn.Linear):
             count = min(incoming, module.in_features)

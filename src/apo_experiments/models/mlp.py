@@ -8,8 +8,6 @@ from typing import final
 
 from torch import Tensor, nn
 
-__all__ = ["ACTIVATIONS", "MLP"]
-
 #: Activations by name.
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -23,17 +21,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 class MLP(nn.Module):
     """Fully connected layers with an activation between them; inputs of any shape are flattened.
 
-    Args:
-        sizes: Width of the input, of each hidden layer and of the output.
-        activation: A name in :data:`ACTIVATIONS`.
-
-    Raises:
-        ValueError: There are fewer than two sizes, or the activation is unknown.
-
-    Example:
-        >>> import torch
-        >>> MLP([784, 100, 100, 10])(torch.zeros(2, 1, 28, 28)).shape
-        torch.Size([2, 10])
+    ``sizes`` are the widths of the input, of each hidden layer and of the output.
     """
 
     def __init__(self, sizes: Sequence[int], activation: str = "relu") -> None:

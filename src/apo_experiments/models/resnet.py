@@ -21,8 +21,6 @@ from torch.nn import functional
 from apo_experiments.models.initialisation import initialise_he_
 from apo_experiments.models.widths import scaled
 
-__all__ = ["ResNet", "resnet18", "resnet32", "resnet34"]
-
 
 @final
 class ResNet(nn.Module):
@@ -34,13 +32,6 @@ class ResNet(nn.Module):
         shortcut: ``"convolution"`` or ``"pad"``, see the module's table.
         classes: Number of outputs.
         channels: Channels of the images.
-
-    Raises:
-        ValueError: The shortcut is unknown.
-
-    Example:
-        >>> ResNet([1, 1], [4, 8])(torch.zeros(2, 3, 32, 32)).shape
-        torch.Size([2, 10])
     """
 
     def __init__(
@@ -110,35 +101,15 @@ class _PaddedShortcut(nn.Module):
 
 
 def resnet18(classes: int = 10, channels: int = 3, width: float = 1.0) -> ResNet:
-    """Build ResNet-18 in its form for small images.
-
-    Args:
-        classes: Number of outputs.
-        channels: Channels of the images.
-        width: Multiplies the channels of every stage.
-
-    Example:
-        >>> sum(p.numel() for p in resnet18().parameters())
-        11173962
-    """
+    """Build ResNet-18 in its form for small images."""
     return ResNet([2, 2, 2, 2], scaled([64, 128, 256, 512], width), "convolution", classes, channels)
 
 
 def resnet34(classes: int = 10, channels: int = 3, width: float = 1.0) -> ResNet:
-    """Build ResNet-34 in its form for small images; arguments as in :func:`resnet18`.
-
-    Example:
-        >>> sum(p.numel() for p in resnet34(width=1 / 16).parameters())
-        84542
-    """
+    """Build ResNet-34 in its form for small images."""
     return ResNet([3, 4, 6, 3], scaled([64, 128, 256, 512], width), "convolution", classes, channels)
 
 
 def resnet32(classes: int = 10, channels: int = 3, width: float = 1.0) -> ResNet:
-    """Build the thin ResNet-32 of He et al. with parameter-free shortcuts; arguments as in :func:`resnet18`.
-
-    Example:
-        >>> sum(p.numel() for p in resnet32().parameters())
-        464154
-    """
+    """Build the thin ResNet-32 of He et al. with parameter-free shortcuts."""
     return ResNet([5, 5, 5], scaled([16, 32, 64], width), "pad", classes, channels)

@@ -14,8 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["Transformer"]
-
 
 @final
 class Transformer(nn.Module):
@@ -33,14 +31,6 @@ class Transformer(nn.Module):
         norm_first: LayerNorm before each sublayer instead of after its residual connection.
         padding: Index of the padding word.
         max_length: The longest sentence.
-
-    Raises:
-        ValueError: An argument does not fit the others.
-
-    Example:
-        >>> model = Transformer(50, layers=1, dimension=8, feed_forward=16, heads=2)
-        >>> model(torch.ones(3, 7, dtype=torch.long), torch.ones(3, 5, dtype=torch.long)).shape
-        torch.Size([3, 5, 50])
     """
 
     def __init__(

@@ -10,27 +10,12 @@ from torch import Tensor, nn
 from apo_experiments.models.initialisation import initialise_he_
 from apo_experiments.models.widths import scaled
 
-__all__ = ["WideResNet"]
-
 
 @final
 class WideResNet(nn.Module):
     """Pre-activation residual network with wide stages; WRN-28-10 has 36.5 million weights.
 
-    Args:
-        depth: Number of convolutional layers, 6 n + 4.
-        widen: Factor k on the stages' channels 16-32-64.
-        classes: Number of outputs.
-        channels: Channels of the images.
-        dropout: Between the two convolutions of a block.
-        width: Multiplies all channels, for small runs.
-
-    Raises:
-        ValueError: The depth is not 6 n + 4.
-
-    Example:
-        >>> WideResNet(10, 1, width=0.25)(torch.zeros(2, 3, 32, 32)).shape
-        torch.Size([2, 10])
+    It has ``depth`` = 6 n + 4 convolutional layers, and stages of 16-32-64 channels times ``widen``.
     """
 
     def __init__(

@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["scaled"]
-
 
 def scaled(widths: Sequence[int], factor: float) -> list[int]:
-    """Multiply widths by a factor, to at least one unit each.
-
-    Raises:
-        ValueError: The factor is not positive.
-
-    Example:
-        >>> scaled([64, 192, 3], 0.25)
-        [16, 48, 1]
-    """
+    """Multiply widths by a factor, to at least one unit each."""
     if not factor > 0:
         raise ValueError(f"width must be a positive factor, got {factor}")
     return [max(1, round(width * factor)) for width in widths]

@@ -19,8 +19,6 @@ from apo_experiments.publication.tuning_log import read_tuning
 from apo_experiments.recipe import Recipe
 from apo_experiments.results import figure_text, findings, summarise
 
-__all__ = ["BEGIN", "END", "ASSETS", "updated", "markdown", "publish_page", "replaced", "results_json", "sections"]
-
 BEGIN, END = "<!-- results:begin (made by `apo publish`) -->", "<!-- results:end -->"
 #: The place for the summary, which a page may leave out.
 SUMMARY_BEGIN, SUMMARY_END = "<!-- summary:begin (made by `apo publish`) -->", "<!-- summary:end -->"
@@ -40,9 +38,6 @@ def publish_page(results: Path, docs: Path) -> list[Path]:
 
     Returns:
         The files that were written.
-
-    Raises:
-        UserError: The page has no place for the tables, or matplotlib is not installed.
     """
     from apo_experiments import figures
 
@@ -95,15 +90,7 @@ def updated(page: str, found: Sequence[Section], results: Path) -> str:
 
 
 def replaced(page: str, part: str, begin: str = BEGIN, end: str = END) -> str:
-    r"""Replace the text between two comments of a page.
-
-    Raises:
-        UserError: The comments are missing.
-
-    Example:
-        >>> replaced(f"Above.\n{BEGIN}\nold\n{END}\nBelow.", "new").splitlines()[2]
-        'new'
-    """
+    r"""Replace the text between two comments of a page."""
     if page.count(begin) != 1 or page.count(end) != 1:
         raise UserError(f"the page has no place for the tables: add the lines {begin} and {end} where they belong.")
     before, after = page.split(begin)[0], page.split(end)[1]

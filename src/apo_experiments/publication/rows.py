@@ -13,8 +13,6 @@ from apo_experiments.records import Record
 from apo_experiments.results import Result, complete_settings, current, one_per_seed, result, variant
 from apo_experiments.runs import RunConfig
 
-__all__ = ["Row", "as_json", "rows"]
-
 
 @dataclass(frozen=True)
 class Row:
@@ -63,13 +61,6 @@ def rows(recipe: Recipe, scale: str, records: Sequence[Record]) -> list[Row]:
         recipe: The recipe.
         scale: The scale.
         records: Records of results, of any recipe.
-
-    Example:
-        >>> from apo_experiments.recipes import RECIPES, plan
-        >>> planned = plan(RECIPES["cifar10-lenet"], "paper", ["SGDm"], seeds=2)
-        >>> finals = [Record(config, {}, [], {"metrics": {"test_accuracy": 75.0 + config.seed}}) for config in planned]
-        >>> [(row.label, row.result.mean, row.result.paper) for row in rows(RECIPES["cifar10-lenet"], "paper", finals)]
-        [('SGDm', 75.5, 75.73)]
     """
     own = [record for record in records if (record.config.recipe, record.config.scale) == (recipe.name, scale)]
     shown = {record.config.label: record.config for record in current(recipe, scale, own)}

@@ -11,8 +11,6 @@ from apo_experiments.publication.tables import anchor, grid, seeds, spread, word
 from apo_experiments.recipe import NOT_IN_PAPER, Entry, Recipe
 from apo_experiments.results import figure_text
 
-__all__ = ["summary"]
-
 #: One recipe at one scale, as in :mod:`apo_experiments.publication.page`.
 Section = tuple[Recipe, str, list[Row]]
 

@@ -7,42 +7,23 @@ from collections.abc import Sequence
 
 from apo_experiments.publication.rows import Row
 
-__all__ = ["anchor", "grid", "seeds", "spread", "words"]
-
 #: Columns of text; all others hold numbers and are aligned to the right.
 _TEXT = ("Experiment", "Method", "Metric", "With")
 
 
 def grid(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """Return a table.
-
-    Example:
-        >>> print(grid(["Method", "Ours"], [["SGDm", "76.42"]]))
-        | Method | Ours |
-        | --- | --: |
-        | SGDm | 76.42 |
-    """
+    """Return a table."""
     lines = [header, ["---" if name in _TEXT else "--:" for name in header], *body]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def words(metric: str) -> str:
-    """Return the name of a metric as text.
-
-    Example:
-        >>> words("test_accuracy")
-        'test accuracy'
-    """
+    """Return the name of a metric as text."""
     return metric.replace("_", " ")
 
 
 def anchor(heading: str) -> str:
-    """Return the address of a heading within its page, as both the site and GitHub build it.
-
-    Example:
-        >>> anchor("Regression on proteins: 45,730 rows, 9 inputs")
-        'regression-on-proteins-45730-rows-9-inputs'
-    """
+    """Return the address of a heading within its page, as both the site and GitHub build it."""
     return re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
 
 

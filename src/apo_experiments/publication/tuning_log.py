@@ -15,19 +15,11 @@ from apo_experiments.results import value, variant
 from apo_experiments.roles import is_swept, is_trial, trial_command
 from apo_experiments.sweep.grid import judging_metric
 
-__all__ = ["finals", "is_tuning", "log_tuning", "read_tuning"]
-
 _NAME = "tuning.jsonl"
 
 
 def is_tuning(record: Record) -> bool:
-    """Return whether a run was made to choose hyperparameters, and is therefore not a result.
-
-    Example:
-        >>> from apo_experiments.runs import RunConfig
-        >>> is_tuning(Record(RunConfig("r", "SGD", "sgd", "cpu", 0, 1, {}, {"validation": True}), {}, [], None))
-        True
-    """
+    """Return whether a run was made to choose hyperparameters, and is therefore not a result."""
     return bool(record.config.options.get("validation")) or is_swept(record)
 
 
@@ -35,13 +27,6 @@ def finals(records: Sequence[Record]) -> list[Record]:
     """Return the runs that are results.
 
     A run of a sweep without held-out data counts if other results have the same settings: it is their first seed.
-
-    Example:
-        >>> from apo_experiments.runs import RunConfig
-        >>> swept = Record(RunConfig("r", "SGD", "sgd", "cpu", 0, 1), {"command": ["apo", "sweep", "r"]}, [], {})
-        >>> final = Record(RunConfig("r", "SGD", "sgd", "cpu", 1, 1), {"command": ["apo", "run", "r"]}, [], {})
-        >>> len(finals([swept, final])), len(finals([swept]))
-        (2, 0)
     """
     settings = {variant(record.config) for record in records if not is_tuning(record)}
     return [record for record in records if variant(record.config) in settings]
@@ -71,12 +56,7 @@ def log_tuning(recipe: Recipe, scale: str, records: Sequence[Record], folder: Pa
 
 
 def read_tuning(folder: Path, recipe: str, scale: str) -> list[dict[str, Any]]:
-    """Return the lines of a log, or none if it does not exist.
-
-    Example:
-        >>> read_tuning(Path("nowhere"), "rosenbrock", "cpu")
-        []
-    """
+    """Return the lines of a log, or none if it does not exist."""
     path = folder / recipe / scale / _NAME
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 

@@ -26,8 +26,6 @@ from apo_experiments.recipes.classification import entries as preconditioned
 from apo_experiments.recipes.smoke import smoke_hyper
 from apo_experiments.tasks.images import DEFAULTS, images
 
-__all__ = ["RECIPES"]
-
 _RATE = {"weight_decay": 5e-4, "fsd_weight": 0.3}
 _PRECOND = dict(preconditioned("alexnet")[-1].hyper)
 

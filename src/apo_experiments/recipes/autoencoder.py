@@ -19,8 +19,6 @@ from apo_experiments.recipes import grids
 from apo_experiments.recipes.smoke import smoke_hyper
 from apo_experiments.tasks.autoencoder import DEFAULTS, autoencoder
 
-__all__ = ["ENTRIES", "RECIPES", "SMOKE"]
-
 #: The paper's methods.
 ENTRIES = (
     Entry("SGDm", "sgdm", {"lr": 0.01}, grid=grids.SGDM_UCI),

@@ -24,8 +24,6 @@ from apo_experiments.recipes import grids
 from apo_experiments.recipes.smoke import smoke_hyper
 from apo_experiments.tasks.images import DEFAULTS, images
 
-__all__ = ["CPU", "CPU_HYPER", "RECIPES", "SMOKE", "SMOKE_WIDTHS", "TITLES", "entries"]
-
 #: How papers write the names.
 TITLES = {
     "cifar10": "CIFAR-10",
@@ -90,12 +88,7 @@ _PAPER_MINUTES = {"lenet": 60, "alexnet": 150, "vgg16": 400, "resnet18": 900, "r
 
 
 def entries(model: str, paper: tuple[float, ...] | None = None, schedule: str = "step") -> tuple[Entry, ...]:
-    """Return SGDm, Adam, KFAC and APO-Precond for a network, with the paper's accuracies if it has any.
-
-    Example:
-        >>> [entry.label for entry in entries("lenet")]
-        ['SGDm', 'Adam', 'KFAC', 'APO-Precond']
-    """
+    """Return SGDm, Adam, KFAC and APO-Precond for a network, with the paper's accuracies if it has any."""
     normalised = model in _NORMALISED
     shared = {"weight_decay": 5e-4, "schedule": schedule}
     discrepancies = {"fsd_weight": 1.0, "wsd_weight": 0.1} if normalised else {"fsd_weight": 0.1, "wsd_weight": 0.3}

@@ -12,8 +12,6 @@ from __future__ import annotations
 from apo_experiments.recipe import Entry, Recipe, Scale
 from apo_experiments.tasks.figure1 import DEFAULTS, figure1
 
-__all__ = ["RECIPES"]
-
 _WEIGHTS = (10.0, 1.0, 0.1)
 
 

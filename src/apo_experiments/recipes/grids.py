@@ -4,30 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = [
-    "ADAMW_TRANSLATION",
-    "ADAM_AUTOENCODER",
-    "ADAM_CIFAR",
-    "ADAM_RATE",
-    "ADAM_UCI",
-    "APO_AUTOENCODER",
-    "APO_NORMALISED",
-    "APO_PLAIN",
-    "APO_RATE",
-    "APO_UCI",
-    "DECAY_PRECOND",
-    "DECAY_RATE",
-    "KFAC_AUTOENCODER",
-    "KFAC_CIFAR",
-    "KFAC_UCI",
-    "SGDM_CIFAR",
-    "SGDM_TRANSLATION",
-    "SGDM_UCI",
-    "SGD_RATE",
-    "SHAMPOO",
-    "Grid",
-]
-
 #: Values to try, by hyperparameter.
 Grid = dict[str, Sequence[float | str]]
 

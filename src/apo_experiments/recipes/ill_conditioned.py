@@ -20,8 +20,6 @@ from apo_experiments.recipes import grids
 from apo_experiments.recipes.smoke import smoke_hyper
 from apo_experiments.tasks.ill_conditioned import DEFAULTS, ill_conditioned
 
-__all__ = ["RECIPES"]
-
 _ENTRIES = (
     Entry("SGDm", "sgdm", {"lr": 0.03}, grid=grids.SGDM_UCI),
     Entry("Adam", "adam", {"lr": 1e-3}, grid=grids.ADAM_UCI),

@@ -27,8 +27,6 @@ from apo_experiments.recipes.classification import SMOKE, SMOKE_WIDTHS, TITLES
 from apo_experiments.recipes.smoke import smoke_hyper
 from apo_experiments.tasks.images import DEFAULTS, images
 
-__all__ = ["RECIPES"]
-
 _BASES = {"SGD": "sgd", "SGDm": "sgdm", "RMSprop": "rmsprop", "Adam": "adam"}
 
 #: Fixed rates, and rates that a schedule starts from.

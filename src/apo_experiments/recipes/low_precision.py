@@ -19,8 +19,6 @@ from apo_experiments.recipes.classification import CPU, CPU_HYPER, SMOKE, SMOKE_
 from apo_experiments.recipes.smoke import smoke_hyper
 from apo_experiments.tasks.images import DEFAULTS, images
 
-__all__ = ["RECIPES"]
-
 #: Table 3: SGDm, KFAC, APO-Precond.
 _PAPER = {
     ("cifar10", "lenet"): {"SGDm": 75.65, "KFAC": 74.95, "APO-Precond": 77.25},

@@ -14,8 +14,6 @@ from apo_experiments.methods import METHODS, complete
 from apo_experiments.recipe import Entry, Recipe, Scale
 from apo_experiments.runs import RunConfig
 
-__all__ = ["plan"]
-
 #: Precisions in which the network itself is in 16 bits, which is the task's business.
 _CAST_BY_THE_TASK = ("bf16", "fp16")
 
@@ -43,15 +41,6 @@ def plan(
 
     Returns:
         The runs, entry by entry.
-
-    Raises:
-        UserError: The scale, a label, a key or a value is invalid; the message says what is valid.
-
-    Example:
-        >>> from apo_experiments.recipes import RECIPES
-        >>> runs = plan(RECIPES["uci-protein"], "cpu", ["sgdm"], seeds=2, overrides={"lr": "0.03", "hidden": "50"})
-        >>> [(run.label, run.seed, run.hyper["lr"], run.options["hidden"]) for run in runs]
-        [('SGDm', 0, 0.03, 50), ('SGDm', 1, 0.03, 50)]
     """
     if scale not in recipe.scales:
         raise UserError(f"{recipe.name} has no scale {scale!r}: choose one of {', '.join(recipe.scales)}.")

@@ -15,8 +15,6 @@ from apo_experiments.recipe import NOT_IN_PAPER, Entry, Recipe
 from apo_experiments.recipes import autoencoder, classification, uci
 from apo_experiments.recipes.smoke import smoke_hyper
 
-__all__ = ["RECIPES"]
-
 _RIVALS = {
     "EKFAC": "ekfac",
     "SOAP": "soap",

@@ -18,8 +18,6 @@ from __future__ import annotations
 from apo_experiments.recipe import Entry, Recipe, Scale
 from apo_experiments.tasks.rosenbrock import DEFAULTS, rosenbrock
 
-__all__ = ["RECIPES"]
-
 _ENTRIES = (
     Entry(
         "SGD",

@@ -8,8 +8,6 @@ from typing import Any
 from apo_experiments.methods import METHODS
 from apo_experiments.recipe import Entry
 
-__all__ = ["smoke_hyper"]
-
 #: Values for a run of a few steps, for those methods that have the hyperparameter.
 _SHORT: dict[str, Any] = {
     "interval": 2,
@@ -31,10 +29,6 @@ def smoke_hyper(entries: Iterable[Entry], keep: Iterable[str] = ()) -> dict[str,
     Args:
         entries: The entries of a recipe.
         keep: Hyperparameters that stay as they are, because the recipe is about them.
-
-    Example:
-        >>> smoke_hyper([Entry("SGDm-APO", "sgdm-apo"), Entry("Adam", "adam")])
-        {'SGDm-APO': {'interval': 2, 'schedule_warmup': 2}, 'Adam': {'schedule_warmup': 2}}
     """
     short = {name: value for name, value in _SHORT.items() if name not in set(keep)}
     return {

@@ -26,8 +26,6 @@ from apo_experiments.recipes import grids
 from apo_experiments.recipes.smoke import smoke_hyper
 from apo_experiments.tasks.uci import DEFAULTS, uci
 
-__all__ = ["RECIPES"]
-
 #: Learning rate of SGDm, Adam and Shampoo, learning rate and damping of KFAC, initial matrix of APO-Precond.
 _CHOSEN = {
     "slice": (0.03, 1e-3, 0.03, 0.003, 3e-2, 0.3),

@@ -17,16 +17,9 @@ from apo_experiments.report.sections import Part, Section
 from apo_experiments.report.style import CSS
 from apo_experiments.results import figure_text, leader
 
-__all__ = ["page"]
-
 
 def page(sections: Sequence[Section]) -> str:
-    """Return the whole page.
-
-    Example:
-        >>> page([]).startswith("<!doctype html>")
-        True
-    """
+    """Return the whole page."""
     run = sum(bool(section.parts) for section in sections)
     today = datetime.now(timezone.utc).strftime("%d %B %Y").lstrip("0")
     return f"""<!doctype html>

@@ -17,8 +17,6 @@ from apo_experiments.roles import is_swept
 from apo_experiments.runs import RunConfig
 from apo_experiments.swept import points_of_grids
 
-__all__ = ["Part", "Section", "section"]
-
 
 @dataclass(frozen=True)
 class Part:

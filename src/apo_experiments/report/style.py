@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["CSS"]
-
 CSS = """
 :root {
   color-scheme: light dark;

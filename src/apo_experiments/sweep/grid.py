@@ -16,21 +16,10 @@ from apo_experiments.recipe import Entry, Recipe
 from apo_experiments.records import Record
 from apo_experiments.runs import RunConfig
 
-__all__ = ["Point", "Search", "coarse_to_fine", "holds_out", "judging_metric", "searches", "worst"]
-
 
 @dataclass(frozen=True)
 class Point:
-    """One point of a grid.
-
-    Attributes:
-        hyper: Its coordinates: one value for each key of the grid.
-        configs: The runs that judge it, one per seed.
-
-    Example:
-        >>> str(Point({"lr": 0.1, "damping": 0.01}, ()))
-        'lr=0.1, damping=0.01'
-    """
+    """One point of a grid: a value for each key, and the runs that judge it, one per seed."""
 
     hyper: Mapping[str, Any]
     configs: tuple[RunConfig, ...]
@@ -41,15 +30,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Search:
-    """The grid of one entry of a recipe.
-
-    Attributes:
-        recipe: The recipe.
-        label: Label of its entry.
-        scale: The scale of the runs.
-        axes: The values of each key.
-        points: All combinations, in the order in which they are tried.
-    """
+    """The grid of one entry of a recipe: the values of each key, and all points in the order of trying them."""
 
     recipe: Recipe
     label: str
@@ -96,16 +77,6 @@ def searches(
             not searched.
         grid: Values to try instead of the recipe's, by key, for all entries whose grid has the key; if none has, one
             more axis for all entries that know it. Values may be strings from the command line.
-
-    Raises:
-        UserError: There is no such entry or scale, or nothing to search.
-
-    Example:
-        >>> from apo_experiments.recipes import RECIPES
-        >>> searches(RECIPES["rosenbrock"], ["Newton"], "smoke")
-        Traceback (most recent call last):
-        ...
-        apo_experiments.errors.UserError: rosenbrock has no method 'Newton': choose one of ...
     """
     from apo_experiments.recipes import plan
 
@@ -119,13 +90,17 @@ def searches(
     found = []
     entries = _entries(_regridded(recipe, labels, grid or {}), labels)
     for entry in entries:
-        axes = {key: _distinct(values) for key, values in entry.grid.items() if key not in fixed}
+        # Without repetitions, which the paper's grids have.
+        distinct = {key: {_text(value): value for value in values} for key, values in entry.grid.items()}
+        axes = {key: tuple(values.values()) for key, values in distinct.items() if key not in fixed}
         points, read = [], {}
         for hyper in coarse_to_fine(axes):
             # All entries together, since it is enough if one of them has a key that is set.
             runs = plan(recipe, scale, [entry.label for entry in entries], seeds, {**fixed, **hyper})
             mine = [replace(config, device=device) for config in runs if config.label == entry.label]
-            points.append(Point(_as_planned(hyper, mine[0]), tuple(mine)))
+            # The command line has strings, and the plan has read them.
+            as_read = {key: mine[0].hyper.get(key, mine[0].options.get(key, value)) for key, value in hyper.items()}
+            points.append(Point(as_read, tuple(mine)))
             read |= {(key, _text(hyper[key])): value for key, value in points[-1].hyper.items()}
         axes = {key: tuple(read[key, _text(value)] for value in values) for key, values in axes.items()}
         found.append(Search(recipe, entry.label, scale, axes, tuple(points)))
@@ -160,13 +135,8 @@ def coarse_to_fine(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def holds_out(recipe: Recipe) -> bool:
-    """Return whether sweeps of a recipe hold out a part of the training data.
-
-    Example:
-        >>> holds_out(Recipe("r", "", "", None, {"validation": False}, (), {}, (), metric="train_loss", goal="min"))
-        False
-    """
-    return "validation" in recipe.defaults and not _is_about_training(recipe.metric)
+    """Return whether sweeps of a recipe hold out a part of the training data: not if it is about training."""
+    return "validation" in recipe.defaults and not recipe.metric.startswith("train")
 
 
 def judging_metric(recipe: Recipe, record: Record) -> str:
@@ -174,15 +144,8 @@ def judging_metric(recipe: Recipe, record: Record) -> str:
 
     A test metric without a namesake on the validation data, such as a BLEU score that is too costly to compute twice,
     is replaced by the validation accuracy or loss: test data must not choose.
-
-    Example:
-        >>> from apo_experiments.runs import RunConfig
-        >>> recipe = Recipe("r", "", "", None, {}, (), {}, (), metric="test_loss", goal="min")
-        >>> config = RunConfig("r", "SGD", "sgd", "smoke", seed=0, epochs=1)
-        >>> judging_metric(recipe, Record(config, {}, [], {"metrics": {"test_loss": 2.0, "valid_loss": 3.0}}))
-        'valid_loss'
     """
-    if _is_about_training(recipe.metric):
+    if recipe.metric.startswith("train"):
         return recipe.metric
     metrics = (record.summary or {}).get("metrics") or {}
     general = "valid_accuracy" if recipe.goal == "max" else "valid_loss"
@@ -191,12 +154,7 @@ def judging_metric(recipe: Recipe, record: Record) -> str:
 
 
 def worst(recipe: Recipe) -> float:
-    """Return the value of a run that diverged.
-
-    Example:
-        >>> worst(Recipe("r", "", "", None, {}, (), {}, (), metric="test_loss", goal="min"))
-        inf
-    """
+    """Return the value of a run that diverged."""
     return math.inf if recipe.goal == "min" else -math.inf
 
 
@@ -216,13 +174,16 @@ def _entries(recipe: Recipe, labels: Sequence[str] | None) -> list[Entry]:
 
 def _regridded(recipe: Recipe, labels: Sequence[str] | None, grid: Mapping[str, Sequence[Any]]) -> Recipe:
     """Return the recipe with other values in the grids of the entries that were named."""
+    from apo_experiments.methods import METHODS
+
     wanted = {label.lower() for label in labels or [entry.label for entry in recipe.entries]}
     named = [entry for entry in recipe.entries if entry.label.lower() in wanted]
     grids = {entry.label: dict(entry.grid) for entry in recipe.entries}
     for key, values in grid.items():
         owners = [entry for entry in named if key in entry.grid]
-        if not owners:
-            owners = [entry for entry in named if key in recipe.defaults or key in _hyper_keys(entry)]
+        # If nothing is trained there is no method, but the recipe names its hyperparameters.
+        known = {e.label: METHODS[e.method].defaults if e.method in METHODS else e.hyper for e in named}
+        owners = owners or [entry for entry in named if key in recipe.defaults or key in known[entry.label]]
         if not owners:
             raise UserError(
                 f"--grid was given {key!r}, which no method of {recipe.name} has: see `apo list {recipe.name}`."
@@ -230,27 +191,6 @@ def _regridded(recipe: Recipe, labels: Sequence[str] | None, grid: Mapping[str, 
         for entry in owners:
             grids[entry.label][key] = tuple(values)
     return replace(recipe, entries=tuple(replace(entry, grid=grids[entry.label]) for entry in recipe.entries))
-
-
-def _hyper_keys(entry: Entry) -> set[str]:
-    from apo_experiments.methods import METHODS
-
-    # If nothing is trained there is no method, but the recipe names its hyperparameters.
-    return set(METHODS[entry.method].defaults if entry.method in METHODS else entry.hyper)
-
-
-def _as_planned(hyper: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
-    """Return the coordinates of a point as numbers: the command line has strings, a plan has read them."""
-    return {key: config.hyper.get(key, config.options.get(key, value)) for key, value in hyper.items()}
-
-
-def _is_about_training(metric: str) -> bool:
-    return metric.startswith("train")
-
-
-def _distinct(values: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the values without repetitions, which the paper's grids have."""
-    return tuple({_text(value): value for value in values}.values())
 
 
 def _depths(length: int) -> list[int]:

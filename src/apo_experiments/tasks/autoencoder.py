@@ -47,16 +47,6 @@ def autoencoder(options: Mapping[str, Any], setting: Setting) -> Problem:
     Args:
         options: See :data:`DEFAULTS`.
         setting: The seed decides the initial weights and the order of the images.
-
-    Raises:
-        UserError: The files are missing or damaged, or ``data`` is neither ``"official"`` nor ``"generated"``.
-
-    Example:
-        >>> options = DEFAULTS | {"data": "generated", "width": 0.02, "batch_size": 64, "train_images": 128}
-        >>> problem = autoencoder(options, Setting(0, torch.device("cpu"), None))
-        >>> inputs, target = problem.batches.next()
-        >>> inputs.shape, bool((inputs == target).all()), sorted(problem.evaluate(problem.model))
-        (torch.Size([64, 144]), True, ['objective', 'test_error'])
     """
     train, test = (_pixels(part, setting.device) for part in _images(options, setting))
     sizes = [train.shape[1], *scaled([1000, 500, 250, 30], options["width"])]

@@ -9,23 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["evaluating", "mean_over"]
-
 _CHUNK = 8192
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a network into evaluation mode, without gradients, and restore the mode of every module afterwards.
-
-    Example:
-        >>> model = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(2).eval())
-        >>> with evaluating(model):
-        ...     model[0].training
-        False
-        >>> model[0].training, model[1].training
-        (True, False)
-    """
+    """Put a network into evaluation mode, without gradients, and restore the mode of every module afterwards."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -56,11 +45,6 @@ def mean_over(
 
     Returns:
         The mean of each measure over all N examples; the host waits for the device once.
-
-    Example:
-        >>> errors = lambda output, target: (output - target).abs().mean().reshape(1)
-        >>> mean_over(nn.Identity(), errors, torch.arange(5.0), torch.zeros(5), chunk=2)
-        [2.0]
     """
     sums = []
     with evaluating(model):

@@ -7,8 +7,6 @@ from typing import Any
 
 from apo_experiments.recipe import Setting
 
-__all__ = ["DEFAULTS", "figure1"]
-
 #: Options: points of the data, width of the network, how exact the update is.
 DEFAULTS: dict[str, Any] = {"data_points": 24, "hidden": 64, "tolerance": 1e-6}
 
@@ -18,24 +16,11 @@ def figure1(
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     r"""Update a fitted network on one example by minimising the proximal objective exactly (equation 3).
 
-    Args:
-        options: See :data:`DEFAULTS`.
-        setting: Its seed decides the network's initial weights.
-        hyper: ``fsd_weight`` and ``wsd_weight``.
-
     Returns:
         Rows and metrics. A row is a point of the curves, ``x``, ``old`` and ``new`` (predictions before and after the
         update), or a point of the data, ``data_x`` and ``data_y``. The metrics are the example (``example_x``,
         ``example_y``), predictions for it (``example_old``, ``example_new``), its ``example_loss`` after the update,
         and the root mean square change ``change_near`` (within 0.5 of the example) and ``change_far`` (beyond 1.5).
-
-    Example:
-        >>> import torch
-        >>> setting = Setting(0, torch.device("cpu"), None)
-        >>> options = {"data_points": 12, "hidden": 8, "tolerance": 1e-4}
-        >>> rows, metrics = figure1(options, setting, {"fsd_weight": 0.0, "wsd_weight": 0.1})
-        >>> len(rows), metrics["example_new"] > metrics["example_old"]
-        (213, True)
     """
     from apo.reference import one_dimensional_regression
 

@@ -18,11 +18,9 @@ from torch import Tensor, nn
 
 from apo.discrepancy import SquaredError
 from apo_experiments.data.epochs import EpochBatches
-from apo_experiments.models.linear_pair import LinearPair
+from apo_experiments.models.toy import LinearPair
 from apo_experiments.problem import Problem
 from apo_experiments.recipe import Setting
-
-__all__ = ["DEFAULTS", "ill_conditioned"]
 
 #: Options: the condition number of A, sizes, and how many new batches make an "epoch" (there is no end of data).
 DEFAULTS: dict[str, Any] = {
@@ -36,18 +34,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def ill_conditioned(options: Mapping[str, Any], setting: Setting) -> Problem:
-    """Build the problem, in float64; the metric ``objective`` is J itself, not an estimate.
-
-    Args:
-        options: See :data:`DEFAULTS`.
-        setting: The seed decides A, the initial weights and the inputs.
-
-    Example:
-        >>> problem = ill_conditioned(DEFAULTS, Setting(0, torch.device("cpu"), None))
-        >>> inputs, target = problem.batches.next()
-        >>> inputs.shape, target.shape, problem.loss(target, target).item()
-        (torch.Size([128, 6]), torch.Size([128, 10]), 0.0)
-    """
+    """Build the problem, in float64; the metric ``objective`` is J itself, not an estimate."""
     matrix = _matrix(options["outputs"], options["inputs"], options["condition_number"], setting.seed)
     matrix = matrix.to(setting.device)
     model = LinearPair(options["inputs"], options["hidden"], options["outputs"]).double().to(setting.device)

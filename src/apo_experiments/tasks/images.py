@@ -21,8 +21,6 @@ from apo_experiments.recipe import Setting
 from apo_experiments.tasks.evaluation import mean_over
 from apo_experiments.tasks.precision import in_precision, number_type
 
-__all__ = ["DEFAULTS", "MODELS", "images"]
-
 #: Options: the data set and the network; ``width`` multiplies the network's hidden widths; ``augment`` crops and flips
 #: at random; ``validation`` holds out 5,000 training images for choosing hyperparameters (a tenth of a small set);
 #: ``train_images`` and ``test_images`` take the first so many; ``channels_last`` lays images and kernels out as a GPU's
@@ -77,15 +75,6 @@ def images(options: Mapping[str, Any], setting: Setting) -> Problem:
         options: See :data:`DEFAULTS`.
         setting: The seed decides the initial weights, the order of the images, crops and flips, but not which images
             are held out.
-
-    Raises:
-        UserError: The files are missing or damaged, or an option has an unknown value.
-
-    Example:
-        >>> options = DEFAULTS | {"data": "generated", "model": "lenet", "train_images": 256, "validation": True}
-        >>> problem = images(options, Setting(0, torch.device("cpu"), None))
-        >>> problem.batches.next()[0].shape, sorted(problem.evaluate(problem.model))
-        (torch.Size([128, 3, 32, 32]), ['test_accuracy', 'test_loss', 'valid_accuracy', 'valid_loss'])
     """
     pictures = data.subset(_load(options, setting), options["train_images"], options["test_images"])
     judged = {"test": (pictures.test_images, pictures.test_labels)}

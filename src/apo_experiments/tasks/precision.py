@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from apo_experiments.errors import UserError
 
-__all__ = ["SixteenBit", "in_precision", "number_type"]
-
 #: Automatic mixed precision does not change the network; the training step applies it.
 _NUMBER_TYPES = {
     "float32": torch.float32,
@@ -21,48 +19,21 @@ _NUMBER_TYPES = {
 
 
 def number_type(precision: str) -> torch.dtype:
-    """Return the type of a network's parameters.
-
-    Raises:
-        UserError: There is no such precision.
-
-    Example:
-        >>> number_type("bf16")
-        torch.bfloat16
-    """
+    """Return the type of a network's parameters."""
     if precision not in _NUMBER_TYPES:
         raise UserError(f"precision was {precision!r}: it must be one of {', '.join(_NUMBER_TYPES)}.")
     return _NUMBER_TYPES[precision]
 
 
 def in_precision(model: nn.Module, precision: str) -> nn.Module:
-    """Return the network with parameters of a precision; what it returns stays float32.
-
-    Args:
-        model: A network in float32, which is changed.
-        precision: ``"float32"``, ``"bf16-autocast"``, ``"bf16"`` or ``"fp16"``.
-
-    Example:
-        >>> model = in_precision(nn.Linear(2, 1), "bf16")
-        >>> model(torch.ones(1, 2)).dtype, next(model.parameters()).dtype
-        (torch.float32, torch.bfloat16)
-    """
+    """Return the network with parameters of a precision; what it returns stays float32."""
     dtype = number_type(precision)
     return model if dtype == torch.float32 else SixteenBit(model, dtype)
 
 
 @final
 class SixteenBit(nn.Module):
-    """A network in 16 bits that takes inputs of any precision and returns float32, so that a loss is exact.
-
-    Args:
-        model: Takes one tensor and returns one; its parameters and buffers are cast.
-        dtype: ``torch.bfloat16`` or ``torch.float16``.
-
-    Example:
-        >>> SixteenBit(nn.Linear(2, 1), torch.float16).model.weight.dtype
-        torch.float16
-    """
+    """A network in 16 bits that takes inputs of any precision and returns float32, so that a loss is exact."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()

@@ -9,11 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from apo.discrepancy import SquaredError
-from apo_experiments.models.rosenbrock import Rosenbrock
+from apo_experiments.models.toy import Rosenbrock
 from apo_experiments.problem import Batches, Problem
 from apo_experiments.recipe import Setting
-
-__all__ = ["DEFAULTS", "rosenbrock"]
 
 #: Options: where (x, y) begin, and after how many steps the place is recorded.
 DEFAULTS: dict[str, Any] = {"start": (1.0, -1.5), "steps_per_epoch": 10}
@@ -23,15 +21,6 @@ def rosenbrock(options: Mapping[str, Any], setting: Setting) -> Problem:
     """Build the problem, in float64: minimise (1 - x)^2 + 100 (y - x^2)^2.
 
     Metrics are the value, called ``objective``, and ``x`` and ``y``.
-
-    Args:
-        options: See :data:`DEFAULTS`.
-        setting: Only the device matters, because nothing is random.
-
-    Example:
-        >>> problem = rosenbrock(DEFAULTS, Setting(0, torch.device("cpu"), None))
-        >>> problem.evaluate(problem.model)
-        {'objective': 625.0, 'x': 1.0, 'y': -1.5}
     """
     model = Rosenbrock(options["start"], dtype=torch.float64).to(setting.device)
     stream = _NoData(int(options["steps_per_epoch"]), setting.device)

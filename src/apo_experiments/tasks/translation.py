@@ -52,19 +52,6 @@ def translation(options: Mapping[str, Any], setting: Setting) -> Problem:
     Args:
         options: See :data:`DEFAULTS`.
         setting: The seed decides the initial weights and the order of the batches; not the vocabulary.
-
-    Raises:
-        UserError: Files or packages are missing.
-
-    Example:
-        >>> sizes = {"layers": 1, "dimension": 8, "feed_forward": 8, "heads": 1, "vocabulary": 60, "beam": 1}
-        >>> options = DEFAULTS | sizes | {"data": "generated", "train_pairs": 50, "bleu_sentences": 4}
-        >>> problem = translation(options, Setting(0, torch.device("cpu"), None))
-        >>> (source, target_in), target_out = problem.batches.next()
-        >>> problem.model(source, target_in).shape == (target_out.numel(), 60)
-        True
-        >>> sorted(problem.evaluate(problem.model))
-        ['bleu', 'valid_accuracy', 'valid_loss']
     """
     _sacrebleu()  # fails now rather than after an hour
     corpus = _corpus(options, setting)
@@ -86,11 +73,6 @@ class NextWord(nn.Module):
 
     Args:
         transformer: The network.
-
-    Example:
-        >>> transformer = Transformer(20, layers=1, dimension=8, feed_forward=8, heads=1)
-        >>> NextWord(transformer)(torch.ones(2, 3, dtype=torch.long), torch.ones(2, 4, dtype=torch.long)).shape
-        torch.Size([8, 20])
     """
 
     def __init__(self, transformer: Transformer) -> None:

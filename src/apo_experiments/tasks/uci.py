@@ -34,16 +34,6 @@ def uci(options: Mapping[str, Any], setting: Setting) -> Problem:
     Args:
         options: See :data:`DEFAULTS`.
         setting: The seed decides the initial weights and the order of the rows.
-
-    Raises:
-        UserError: The file is missing or damaged, or ``data`` is neither ``"official"`` nor ``"generated"``.
-
-    Example:
-        >>> import torch
-        >>> options = DEFAULTS | {"data": "generated", "batch_size": 32}
-        >>> problem = uci(options, Setting(0, torch.device("cpu"), None))
-        >>> sorted(problem.evaluate(problem.model)), problem.batches.steps_per_epoch
-        (['objective'], 8)
     """
     table = _table(options, setting)
     inputs, targets = table.inputs[: options["rows"]], table.targets[: options["rows"]]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.experiments.cli import registry
 
-from apo_experiments.data.registry import DATASETS, DataFile, Dataset
+from apo_experiments.data.registry import DATASETS, Checksum, DataFile, Dataset
 
 
 def test_list_names_every_recipe_with_its_place_in_the_paper_data_and_times(apo, registries):
@@ -31,6 +31,17 @@ def test_list_tells_data_that_are_here(apo, monkeypatch, tmp_path):
     (tmp_path / "data" / "a.csv").write_text("1,2")
     assert "protein (here)" in apo("list").out
     assert "protein (missing)" in apo("list", "--data-dir", "elsewhere").out
+
+
+def test_data_list_tells_damaged_files_from_missing_ones_and_from_sound_ones(apo, monkeypatch, tmp_path):
+    official = DataFile("a.csv", 3, Checksum("900150983cd24fb0d6963f7d28e17f72", "md5"))
+    monkeypatch.setitem(DATASETS, "protein", Dataset("protein", "", "tables", (official,), (), "", ""))
+    (tmp_path / "data").mkdir()
+    assert "protein  missing" in apo("data", "list", "protein").out
+    for content, word in ((b"abc", "here"), (b"ab", "damaged"), (b"abd", "damaged")):
+        (tmp_path / "data" / "a.csv").write_bytes(content)
+        shown = apo("data", "list", "protein").out
+        assert f"protein  {word}" in shown and ("apo data verify" in shown) == (word == "damaged")
 
 
 def test_list_of_one_recipe_has_methods_grids_and_keys_for_set(apo):
@@ -91,7 +102,7 @@ def test_verify_tells_sound_damaged_and_absent_data_apart(apo, monkeypatch, tmp_
     for name, size in (("protein", 3), ("parkinsons", 4), ("slice", 5)):
         files = (DataFile(f"{name}.csv", size),)
         monkeypatch.setitem(DATASETS, name, Dataset(name, "", "tables", files, (), "", "put it there"))
-    monkeypatch.setattr("apo_experiments.data.fetch._structure", lambda entry, root: [])
+    monkeypatch.setattr("apo_experiments.data.tables.load", lambda name, root: None)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "protein.csv").write_text("1,2")
     sound = apo("data", "verify")
@@ -214,3 +225,30 @@ def test_plot_of_an_unknown_figure_is_one_sentence(apo):
     apo("run", "little-mlp", "--scale", "smoke", "--method", "SGD")
     done = apo("plot", "--figure", "pie")
     assert done.code == 2 and "choose one of curves" in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (("plot", "--out", "file"), "--out"),
+        (("plot", "--out", "file/folder"), "--out"),
+        (("publish", "--scale", "cpu", "--to", "file"), "--to"),
+        (("sweep", "little-mlp", "--scale", "smoke", "--storage", "sqlite:///file/x.db"), "--storage"),
+        (("sweep", "little-mlp", "--scale", "smoke", "--storage", "x.db"), "--storage"),
+        (("run", "little-mlp", "--scale", "smoke", "--runs", "file"), "--runs"),
+    ],
+)
+def test_what_cannot_be_written_names_the_option_that_says_where(apo, words, option):
+    Path("file").touch()
+    assert apo("run", "little-mlp", "--scale", "cpu", "--set", "data=generated", "--method", "SGD").code == 0
+    done = apo(*words)
+    assert done.code == 2 and option in done.err and done.err.count("\n") == 1
+    assert {other for other in ("--out", "--to", "--storage", "--runs", "--docs") if other in done.err} <= {
+        option,
+        *(["--runs"] if option == "--storage" else []),
+    }
+
+
+def test_report_says_that_it_is_at_work(apo):
+    apo("run", "little-mlp", "--scale", "smoke")
+    assert "Reading the records in runs and drawing their figures" in apo("report").err

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.experiments.data.official import accept_small_files, write, write_mnist
 
-from apo_experiments.data import integrity, locate, registry
+from apo_experiments.data import locate, registry
 from apo_experiments.data.registry import Checksum, DataFile
 from apo_experiments.errors import UserError
 
@@ -30,32 +30,33 @@ def test_missing_data_are_one_sentence_with_place_and_remedy(tmp_path: Path) -> 
     assert "apo data fetch" not in str(error.value), "it cannot be fetched"
 
 
-def test_presence_needs_all_files_at_their_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not locate.is_present("mnist", tmp_path)
+def test_data_are_here_missing_incomplete_or_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert locate.state("mnist", tmp_path) == "missing"
     write_mnist(tmp_path)
-    assert locate.is_present("mnist", tmp_path)
+    assert locate.state("mnist", tmp_path) == "here"
+    assert locate.state("mnist", tmp_path, thorough=True) == "damaged", "these are not the official images"
     (tmp_path / "mnist/t10k-labels-idx1-ubyte.gz").unlink()
-    assert not locate.is_present("mnist", tmp_path)
+    assert locate.state("mnist", tmp_path) == "incomplete"
     write(tmp_path / "uci/CASP.csv", b"short")
-    assert not locate.is_present("protein", tmp_path)
+    assert locate.state("protein", tmp_path) == locate.state("protein", tmp_path, thorough=True) == "damaged"
     accept_small_files(monkeypatch, "protein")
-    assert locate.is_present("protein", tmp_path)
+    assert locate.state("protein", tmp_path) == locate.state("protein", tmp_path, thorough=True) == "here"
 
 
 def test_truncated_corrupted_and_empty_files_are_told_apart(tmp_path: Path) -> None:
     file = DataFile("a", 3, Checksum("900150983cd24fb0d6963f7d28e17f72", "md5"))
     path = write(tmp_path / "a", b"abc")
-    assert integrity.problem(file, path) is None
+    assert locate.problem(file, path) is None
     path.write_bytes(b"ab")
-    assert "truncated (2 of 3 bytes)" in str(integrity.problem(file, path))
+    assert "truncated (2 of 3 bytes)" in str(locate.problem(file, path))
     path.write_bytes(b"abcd")
-    assert "not the official file" in str(integrity.problem(file, path))
+    assert "not the official file" in str(locate.problem(file, path))
     path.write_bytes(b"abd")
-    assert "corrupted" in str(integrity.problem(file, path))
+    assert "corrupted" in str(locate.problem(file, path))
     path.write_bytes(b"")
-    assert "empty" in str(integrity.problem(DataFile("a"), path))
+    assert "empty" in str(locate.problem(DataFile("a"), path))
     assert "does not unpack" in str(
-        integrity.problem(DataFile("a", None, Checksum("00", of_content=True)), write(path, b"no gzip"))
+        locate.problem(DataFile("a", None, Checksum("00", of_content=True)), write(path, b"no gzip"))
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from apo_experiments.data import images, tables, text
-from apo_experiments.data.locate import is_present
+from apo_experiments.data.locate import state
 from apo_experiments.recipes import RECIPES, plan
 from apo_experiments.train import train
 
@@ -26,7 +26,7 @@ TABLES = {"protein": (45_730, 9, 1), "parkinsons": (5_875, 19, 2), "slice": (53_
 
 
 def present(name: str) -> None:
-    if not is_present(name):
+    if state(name) != "here":
         pytest.skip(f"{name} is not in APO_DATA")
 
 

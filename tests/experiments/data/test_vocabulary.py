@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import errno
-import os
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -35,34 +32,6 @@ def test_unknown_characters_become_unk() -> None:
     pytest.importorskip("sentencepiece")
     made = vocabulary.build(PAIRS, 64)
     assert made.unk in made.encode("ß")
-
-
-def test_the_cache_is_used_and_knows_text_and_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("sentencepiece")
-    first = vocabulary.build(PAIRS, 64, cache=tmp_path / "new")
-    assert [path.suffix for path in (tmp_path / "new").iterdir()] == [".model"]
-    vocabulary.build(PAIRS, 50, cache=tmp_path / "new")
-    vocabulary.build(PAIRS[1:], 64, cache=tmp_path / "new")
-    assert len(list((tmp_path / "new").iterdir())) == 3
-
-    def no_training(*_: object) -> bytes:
-        raise AssertionError("trained again in spite of the cache")
-
-    monkeypatch.setattr(vocabulary, "_train", no_training)
-    again = vocabulary.build(PAIRS, 64, cache=tmp_path / "new")
-    assert again.encode(PAIRS[0][0]) == first.encode(PAIRS[0][0])
-
-
-def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("sentencepiece")
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(UserError, match="No space left on device"):
-        vocabulary.build(PAIRS, 64, cache=tmp_path)
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_vocabulary_smaller_than_the_alphabet_is_refused() -> None:

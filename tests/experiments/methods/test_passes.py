@@ -10,11 +10,10 @@ from tests.experiments.methods.conformance import Cycle, build, classification, 
 from torch import nn
 
 import apo
-from apo_experiments.compiled import CompiledNetwork
 from apo_experiments.methods import tuned
-from apo_experiments.methods.graphed import GraphedPass
-from apo_experiments.methods.passes import EagerPass, TrainingPass
+from apo_experiments.methods.passes import EagerPass, GraphedPass, TrainingPass
 from apo_experiments.problem import Problem
+from apo_experiments.training import CompiledNetwork
 
 TUNED = ["sgd-apo", "sgdm-apo", "rmsprop-apo", "adam-apo", "adamw-apo", "apo-precond", "apo-rate-momentum"]
 

@@ -69,7 +69,6 @@ def test_resnet32_with_convolutional_shortcuts_has_the_other_published_size():
     [
         LeNet(width=0.5),
         AlexNet(width=1 / 16),
-        AlexNet(width=1 / 16, head="hidden"),
         VGG(width=1 / 16),
         resnet18(width=1 / 16),
         resnet34(width=1 / 16),
@@ -135,7 +134,6 @@ def test_rosenbrock_starts_where_the_paper_starts():
         (lambda: MLP([3]), "sizes"),
         (lambda: MLP([3, 4], "swish"), "activation"),
         (lambda: Autoencoder(initialisation="zero"), "initialisation"),
-        (lambda: AlexNet(head="big"), "head"),
         (lambda: LeNet(size=8), "size"),
         (lambda: LeNet(width=0), "width"),
         (lambda: WideResNet(20, 1), "depth"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from apo_experiments.models import Transformer, beam_search, greedy
+from apo_experiments.models import Transformer, beam_search
 
 PAD, BEGIN, END = 0, 1, 2
 
@@ -77,7 +77,7 @@ def likelihood(model: Transformer, source: torch.Tensor, translation: list[int])
 
 def test_greedy_takes_the_likeliest_word_each_time():
     model, source = tiny(), words(3, 4)
-    translation = greedy(model, source, BEGIN, END, max_length=5)
+    translation = beam_search(model, source, BEGIN, END, max_length=5, width=1)
     for row in range(3):
         prefix = [BEGIN]
         for word in translation[row].tolist():
@@ -129,5 +129,5 @@ def test_transformer_learns_to_copy_and_decodes_the_copy():
         if loss < 0.02:
             break
     source = words(8, 4)
-    decoded = greedy(model.eval(), source, BEGIN, END, max_length=6)
+    decoded = beam_search(model.eval(), source, BEGIN, END, max_length=6, width=1)
     assert (decoded[:, :4] == source).all(1).float().mean() >= 0.75

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from apo_experiments import locks
 from apo_experiments.errors import UserError
 from apo_experiments.sweep import presence
 
@@ -36,7 +37,7 @@ def worker(tmp_path):
     process.communicate()
 
 
-@pytest.mark.skipif(presence.fcntl is None, reason="needs flock")
+@pytest.mark.skipif(locks.fcntl is None, reason="needs flock")
 def test_a_killed_worker_is_gone_and_a_living_one_is_not(tmp_path, worker):
     process, card = worker
     assert not presence.is_gone(card, tmp_path)

@@ -10,7 +10,7 @@ import optuna
 import pytest
 from tests.experiments.sweep import tiny
 
-from apo_experiments import records, sweep
+from apo_experiments import records, sweep, tuning
 from apo_experiments.errors import UserError
 from apo_experiments.roles import is_trial
 from apo_experiments.sweep.database import address, open_database
@@ -178,25 +178,33 @@ def test_a_key_that_is_set_is_not_searched(tmp_path):
     assert row["hyper"] == {} and row["value"] == pytest.approx(10 + 0.75**8 / 2)
 
 
-def test_best_returns_what_the_sweep_found(tmp_path):
-    rows = run(tmp_path)
-    assert sweep.best(tiny.recipe(), "Descent", "smoke", root=tmp_path) == rows[0]
-    assert rows[0]["hyper"] == {"lr": 1.0}
+def test_a_database_tells_what_was_tried_without_any_record(tmp_path):
+    storage = f"sqlite:///{tmp_path}/shared.db"
+    rows = run(tmp_path / "here", storage=storage, seeds=2, overrides={"epochs": 3})
+    found = sweep.tried(tiny.recipe(), "smoke", storage, root=tmp_path / "elsewhere")
+    assert sorted(record.config.hyper["lr"] for record in found) == list(tiny.RATES)
+    choice = tuning.choose(tiny.recipe(), "Descent", "smoke", found, {"missing": False})
+    assert choice.hyper == {"lr": 1.0, "crash_at": None} and choice.origin["hyper"] == rows[0]["hyper"]
+    origin = {key: choice.origin[key] for key in ("metric", "value", "epochs", "points", "seeds")}
+    assert origin == {"metric": "valid_loss", "value": rows[0]["value"], "epochs": 3, "points": 6, "seeds": 2}
     with pytest.raises(UserError, match="run `apo sweep parabola --scale smoke --method Other` first"):
-        sweep.best(tiny.recipe(), "Other", "smoke", root=tmp_path)
+        tuning.choose(tiny.recipe(), "Other", "smoke", found, {})
 
 
-@pytest.mark.parametrize("database_exists", [False, True])
-def test_asking_for_the_best_of_a_sweep_that_never_was_creates_nothing(tmp_path, database_exists):
-    url = address(None, tmp_path)
-    if database_exists:
-        open_database(url)
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(UserError, match="has been tried"):
-        sweep.best(tiny.recipe(), "Descent", "smoke", root=tmp_path)
-    assert sorted(tmp_path.rglob("*")) == before
-    if database_exists:
-        assert open_database(url).get_all_studies() == []
+def test_a_study_from_before_can_be_read_once_the_same_sweep_has_been_run_again(tmp_path):
+    storage = f"sqlite:///{tmp_path}/shared.db"
+    run(tmp_path, storage=storage)
+    database = open_database(storage)
+    with database.engine.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM study_user_attributes")
+    assert sweep.tried(tiny.recipe(), "smoke", storage) == []
+    run(tmp_path, storage=storage)
+    assert len(sweep.tried(tiny.recipe(), "smoke", storage)) == 6
+
+
+def test_asking_a_database_that_never_was_creates_nothing(tmp_path):
+    assert sweep.tried(tiny.recipe(), "smoke", f"sqlite:///{tmp_path}/sweeps.db") == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_values_that_are_no_numbers_can_be_searched(tmp_path, registries):

@@ -1,0 +1,98 @@
+"""Plain convolutional networks for 32 x 32 images: LeNet-5, AlexNet in its small form, VGG-16 without BatchNorm."""
+
+from __future__ import annotations
+
+from typing import final
+
+from torch import Tensor, nn
+
+from apo_experiments.models.initialisation import initialise_he_
+from apo_experiments.models.widths import scaled
+
+
+@final
+class LeNet(nn.Module):
+    """Two 5 x 5 convolutions (6 and 16 channels), each with a max-pool, and 120-84-classes; 62,006 weights."""
+
+    def __init__(self, classes: int = 10, channels: int = 3, width: float = 1.0, size: int = 32) -> None:
+        super().__init__()
+        if size < 16:
+            raise ValueError(f"size must be at least 16 for two 5 x 5 convolutions with pools, got {size}")
+        first, second, third, fourth = scaled([6, 16, 120, 84], width)
+        side = ((size - 4) // 2 - 4) // 2
+        self.features = nn.Sequential(
+            nn.Conv2d(channels, first, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(first, second, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        )
+        self.classifier = nn.Sequential(
+            nn.Linear(second * side * side, third),
+            nn.ReLU(),
+            nn.Linear(third, fourth),
+            nn.ReLU(),
+            nn.Linear(fourth, classes),
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map ``[batch, channels, size, size]`` to logits ``[batch, classes]``."""
+        return self.classifier(self.features(images).flatten(1))
+
+
+@final
+class AlexNet(nn.Module):
+    """Five convolutions (64-192-384-256-256 channels) with three max-pools down to one pixel, then one linear layer."""
+
+    def __init__(self, classes: int = 10, channels: int = 3, width: float = 1.0) -> None:
+        super().__init__()
+        a, b, c, d, e = scaled([64, 192, 384, 256, 256], width)
+        self.features = nn.Sequential(
+            nn.Conv2d(channels, a, 11, stride=4, padding=5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(a, b, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(b, c, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(c, d, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(d, e, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        )
+        self.classifier = nn.Linear(e, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map ``[batch, channels, 32, 32]`` to logits ``[batch, classes]``."""
+        return self.classifier(self.features(images).flatten(1))
+
+
+#: Channels of the 3 x 3 convolutions of VGG-16 in blocks that end with a max-pool.
+_BLOCKS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
+
+
+@final
+class VGG(nn.Module):
+    """Thirteen 3 x 3 convolutions in five blocks and one linear layer 512-classes.
+
+    Without normalisation a signal survives thirteen ReLU layers only with He's initialisation.
+    """
+
+    def __init__(self, classes: int = 10, channels: int = 3, width: float = 1.0) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for block in _BLOCKS:
+            for outputs in scaled(block, width):
+                layers += [nn.Conv2d(channels, outputs, 3, padding=1), nn.ReLU()]
+                channels = outputs
+            layers.append(nn.MaxPool2d(2))
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Linear(channels, classes)
+        initialise_he_(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map ``[batch, channels, 32, 32]`` to logits ``[batch, classes]``."""
+        return self.classifier(self.features(images).flatten(1))
