@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -46,11 +47,24 @@ def planned(recipe: Recipe, arguments: argparse.Namespace) -> Planned:
         raise UserError(f"{recipe.name} has no scale {arguments.scale!r}: choose one of {', '.join(recipe.scales)}.")
     overrides = options.overrides(arguments)
     runs = plan(recipe, arguments.scale, labels=arguments.method, seeds=arguments.seeds, overrides=overrides)
+    if not arguments.method:
+        runs = _without_missing_packages(recipe, runs)
     found = _with_best(recipe, runs, overrides, arguments) if arguments.best or arguments.best_of else Planned(runs)
     place = options.device(arguments.device)
     return replace(
         found, configs=[replace(config, device=place, compiled=arguments.compile) for config in found.configs]
     )
+
+
+def _without_missing_packages(recipe: Recipe, runs: list[RunConfig]) -> list[RunConfig]:
+    """Leave out methods that nobody named and whose package is not installed, and say which."""
+    from apo_experiments.availability import missing_package
+
+    missing = {config.label: package for config in runs if (package := missing_package(config.method)) is not None}
+    for package in dict.fromkeys(missing.values()):
+        labels = ", ".join(label for label in missing if missing[label] == package)
+        print(f"apo: {recipe.name} runs without {labels}: pip install {package} for them.", file=sys.stderr, flush=True)
+    return [config for config in runs if config.label not in missing]
 
 
 def _with_best(
