@@ -42,6 +42,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from apo_experiments import publication, records
     from apo_experiments.progress import counted
     from apo_experiments.publication.tuning_log import finals
+    from apo_experiments.recipes import FAMILIES
 
     root = options.runs_folder(arguments)
     found, published = records.find(root, scale=arguments.scale), False
@@ -50,6 +51,13 @@ def execute(arguments: argparse.Namespace) -> int:
             continue
         epochs = recipe.scales[arguments.scale].epochs
         own = [record for record in found if record.config.recipe == recipe.name and record.finished]
+        if recipe.name in FAMILIES["no-tuning"]:  # one file for all runs of a task, and a page of its own
+            from apo_experiments.no_tuning import archive
+
+            for path in archive(own, arguments.to):
+                published = True
+                show(f"{recipe.name}: {counted(len(own), 'run')}, in {path}")
+            continue
         results = finals([record for record in own if arguments.all or record.config.epochs == epochs])
         for record in results:
             publication.write(record, arguments.to)
@@ -62,5 +70,10 @@ def execute(arguments: argparse.Namespace) -> int:
         show(f"There is nothing new to publish: {root} has no finished runs of scale {arguments.scale}{length}.")
     if (arguments.docs / "results.md").exists():
         for path in publication.publish_page(arguments.to, arguments.docs):
+            show(str(path))
+    if (arguments.docs / "no-tuning.md").exists():
+        from apo_experiments import no_tuning
+
+        for path in no_tuning.publish(arguments.to, arguments.docs):
             show(str(path))
     return 0

@@ -19,8 +19,8 @@ __all__ = ["RATES", "USUAL", "Rivalry", "entries", "label_of", "rivalry"]
 #: The rates that a cosine starts from.
 RATES: dict[str, tuple[float, ...]] = {
     "SGDm": (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001),
-    "AdamW": (0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001, 0.00003),
-    "NadamW": (0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001, 0.00003),
+    "AdamW": (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001),
+    "NadamW": (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001),
 }
 
 #: The rate that people take who do not tune.
