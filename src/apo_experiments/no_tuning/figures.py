@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from matplotlib.figure import Figure
 
@@ -55,7 +56,9 @@ def rates(runs: Mapping[str, tuple[Recipe, Runs]], tasks: Mapping[str, Task]) ->
                     if method in task.scores:
                         records = runs[name][1][task.scores[method].label]
                         style = {"color": colour, "linestyle": line, "linewidth": 1.6}
-                        draw_band(panel, records, "rate", style, method)
+                        # A cosine ends at zero, which a logarithmic axis cannot show.
+                        shown = [replace(one, rows=[row for row in one.rows if row["rate"] > 0]) for one in records]
+                        draw_band(panel, shown, "rate", style, method)
             panel.set_yscale("log")
             panel.set_title(name.removeprefix(f"{FAMILY}-"), fontsize="small")
         _hide(panels[len(tasks) :])

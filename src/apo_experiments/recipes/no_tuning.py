@@ -89,7 +89,7 @@ class _Task:
             defaults=self.defaults,
             data=self.data,
             scales={
-                "smoke": Scale(2, 1, 0.2, self.smoke, smoke_hyper(chosen, keep=("interval", "warmup_steps"))),
+                "smoke": Scale(2, 1, 0.2, self.smoke, smoke_hyper(chosen, keep=("interval",))),
                 "cpu": Scale(self.epochs[0], 1, self.minutes[0], self.cpu),
                 "paper": Scale(self.epochs[1], 1, self.minutes[1], self.paper),
             },
