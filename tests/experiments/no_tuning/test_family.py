@@ -59,9 +59,10 @@ def test_every_method_of_a_package_says_which():
     assert set(PACKAGES) < set(availability.NEEDS) < set(METHODS)
 
 
-def test_a_method_whose_package_is_missing_is_left_out_with_a_sentence(monkeypatch, capsys):
+@pytest.mark.parametrize("method", [None, ["*"]])
+def test_a_method_whose_package_is_missing_is_left_out_with_a_sentence(method, monkeypatch, capsys):
     monkeypatch.setattr(availability.importlib.util, "find_spec", lambda name: None)
-    arguments = types.SimpleNamespace(**ARGUMENTS, method=None, best=False, best_of=None)
+    arguments = types.SimpleNamespace(**ARGUMENTS, method=method, best=False, best_of=None)
     labels = {config.label for config in planned(RECIPES["no-tuning-protein"], arguments).configs}
     assert "SGDm-APO" in labels and not labels & {"Prodigy", "DoG", "Mechanic", "AdamG", "Schedule-Free-SGD"}
     assert "no-tuning-protein runs without DoG: pip install dog-optimizer for them." in capsys.readouterr().err
