@@ -77,7 +77,7 @@ def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
                     {
                         "scale": scale,
                         "task": name,
-                        "chosen_on": name in CHOOSING,
+                        "for_choosing": name in CHOOSING,
                         "method": method,
                         "entry": score.label,
                         "metric": task.recipe.metric,
@@ -167,8 +167,8 @@ def _used(tasks: Mapping[str, Task]) -> str:
     chosen = [f"`{_short(name)}`" for name in tasks if name in CHOOSING]
     others = [f"`{_short(name)}`" for name in tasks if name not in CHOOSING]
     return (
-        f"Settings of the library were chosen on {', '.join(chosen) or 'none of these tasks'}; "
-        f"only reported are {', '.join(others) or 'none'}."
+        f"For choosing settings of the library: {', '.join(chosen) or 'none of these'}. "
+        f"Held out from that, only reported: {', '.join(others) or 'none'}."
     )
 
 

@@ -70,16 +70,17 @@ def entries(decay: float = 0.0, muon: bool = False) -> tuple[Entry, ...]:
     cosine, warm = {"schedule": "cosine"}, {"schedule": "warm-cosine"}
     methods = {"SGDm": ("sgdm", sgd), "AdamW": ("adamw", adam), "NadamW": ("nadamw", adam)}
     return (
-        Entry("SGDm-APO", "sgdm-apo-untuned", sgd),
-        Entry("AdamW-APO", "adamw-apo-untuned", adam),
-        *([Entry("Muon-APO", "muon-apo-untuned", adam)] if muon else []),
-        Entry("SGDm-APO-paper", "sgdm-apo", sgd | {"preset": "paper", "lr": 0.1}),
-        Entry("AdamW-APO-paper", "adamw-apo", adam | {"preset": "paper", "lr": 3e-4}),
+        # First, because the first run of a process takes the time that torch needs to start.
         *(
             Entry(label_of(base, rate), method, own | warm | {"lr": rate})
             for base, (method, own) in methods.items()
             for rate in RATES[base]
         ),
+        Entry("SGDm-APO", "sgdm-apo-untuned", sgd),
+        Entry("AdamW-APO", "adamw-apo-untuned", adam),
+        *([Entry("Muon-APO", "muon-apo-untuned", adam)] if muon else []),
+        Entry("SGDm-APO-paper", "sgdm-apo", sgd | {"preset": "paper", "lr": 0.1}),
+        Entry("AdamW-APO-paper", "adamw-apo", adam | {"preset": "paper", "lr": 3e-4}),
         Entry("Prodigy", "prodigy", adam | cosine),
         Entry("D-Adaptation", "d-adaptation", adam | cosine),
         Entry("Schedule-Free-SGD", "schedule-free-sgd-warm", sgd),

@@ -25,6 +25,10 @@ def test_the_name_of_the_family_stands_for_all_of_its_tasks():
     assert set(CHOOSING) < set(RECIPES)
 
 
+def test_the_scale_cpu_is_planned_for_less_than_an_hour():
+    assert sum(recipe.scales["cpu"].minutes for recipe in RECIPES.values()) < 60
+
+
 def test_every_task_has_every_method_and_muon_only_where_there_are_matrices():
     for recipe in RECIPES.values():
         labels = {entry.label for entry in recipe.entries}

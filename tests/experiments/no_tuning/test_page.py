@@ -35,13 +35,13 @@ def test_the_page_says_what_was_found_chosen_and_held_out():
     assert "1 of 21 tasks, 23 runs, 1 seed each" in text
     assert "The rate that is best for NadamW over all tasks together is that of `NadamW-cosine-0.03`." in text
     assert "| `protein` | test loss | 0.5000 at 0.1 | 0.4500 (-10.0) | 0.4000 at 0.01 | 0.4600 (10.0) |" in text
-    assert "Settings of the library were chosen on `protein`; only reported are none." in text
+    assert "For choosing settings of the library: `protein`. Held out from that, only reported: none." in text
     assert "Without all tuned rates yet: `no-tuning-digits-mlp`" in text
 
 
 def test_rows_have_every_score():
     (row,) = [row for row in rows(records()) if row["method"] == "SGDm-APO"]
-    assert row["chosen_on"] and row["regret"] == -10.0 and row["train_loss"] == 0.5 and row["dead"] == 0
+    assert row["for_choosing"] and row["regret"] == -10.0 and row["train_loss"] == 0.5 and row["dead"] == 0
 
 
 def test_the_page_and_its_figures_are_written(tmp_path):
