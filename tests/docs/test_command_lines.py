@@ -10,7 +10,7 @@ import pytest
 
 from apo_experiments.cli import _parser
 from apo_experiments.data.registry import DATASETS
-from apo_experiments.recipes import RECIPES
+from apo_experiments.recipes import FAMILIES, RECIPES
 
 pytestmark = pytest.mark.docs
 
@@ -32,5 +32,5 @@ def test_the_guide_shows_every_command():
 def test_command_line_is_understood(line):
     parsed = _parser().parse_args(shlex.split(line, comments=True)[1:])
     named = getattr(parsed, "recipes", None) or [getattr(parsed, "recipe", "all")]
-    assert set(named) <= {*RECIPES, "all"}
+    assert set(named) <= {*RECIPES, *FAMILIES, "all"}
     assert set(getattr(parsed, "names", None) or []) <= {*DATASETS, "all"}

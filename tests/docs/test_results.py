@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from apo_experiments.no_tuning import page as no_tuning
+from apo_experiments.no_tuning.archive import read as read_runs
 from apo_experiments.publication import page as pages
 from apo_experiments.publication.compact import path_of, read
-from apo_experiments.recipes import RECIPES
+from apo_experiments.recipes import FAMILIES, RECIPES
 
 pytestmark = pytest.mark.docs
 
@@ -33,10 +35,23 @@ def test_page_and_json_are_made_of_the_records():
     assert (DOCS / "results.json").read_text() == pages.results_json(found), "run `apo publish`"
 
 
+def test_the_page_without_tuning_is_made_of_its_records():
+    records = read_runs(RESULTS)
+    page = (DOCS / no_tuning.NAME).read_text()
+    made = pages.replaced(page, no_tuning.markdown(records), no_tuning.BEGIN, no_tuning.END)
+    assert made == page, "run `apo publish`"
+    assert json.loads((DOCS / "no-tuning.json").read_text()) == no_tuning.rows(records), "run `apo publish`"
+    figures = {f"{no_tuning.ASSETS}/{path.name}" for path in (DOCS / no_tuning.ASSETS).glob("*")}
+    assert figures == set(re.findall(rf"\(({no_tuning.ASSETS}/[^)]+)\)", page))
+    for path in RESULTS.glob("no-tuning/*/*.jsonl"):
+        assert not re.search(r'"/|/home/|/tmp/', path.read_text()), path.name
+
+
 def test_the_summary_comes_first_and_names_every_recipe():
     before, summary, _ = re.split("<!-- summary:[^>]*>", (DOCS / "results.md").read_text())
     assert len(before.splitlines()) < 5 and len(summary.splitlines()) < 35
-    assert not [name for name in RECIPES if f"`{name}`" not in summary]
+    # The benchmark without tuning has its own page.
+    assert not [name for name in RECIPES if f"`{name}`" not in summary and name not in FAMILIES["no-tuning"]]
 
 
 def test_every_figure_is_shown_and_small():

@@ -148,12 +148,12 @@ def _pairs(pairs: Sequence[str] | None, option: str, example: str) -> dict[str, 
 
 
 def recipes(names: Iterable[str]) -> list[Recipe]:
-    """Return the recipes of these names, each once; ``all`` means every recipe.
+    """Return the recipes of these names, each once; ``all`` means every recipe, a family all of its own.
 
     Raises:
         UserError: A name is unknown; the message suggests similar ones.
     """
-    from apo_experiments.recipes import RECIPES
+    from apo_experiments.recipes import FAMILIES, RECIPES
 
     found: dict[str, Recipe] = {}
     for name in names:
@@ -161,6 +161,8 @@ def recipes(names: Iterable[str]) -> list[Recipe]:
             found |= RECIPES
         elif name in RECIPES:
             found[name] = RECIPES[name]
+        elif name in FAMILIES:
+            found |= {member: RECIPES[member] for member in FAMILIES[name]}
         else:
             raise UserError(
                 f"There is no recipe {name!r}{nearest(name, RECIPES)} (`apo list` shows all {len(RECIPES)} of them)."

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -37,11 +38,25 @@ def planned(recipe: Recipe, arguments: argparse.Namespace) -> Planned:
         raise UserError(f"{recipe.name} has no scale {arguments.scale!r}: choose one of {', '.join(recipe.scales)}.")
     overrides = options.overrides(arguments)
     runs = plan(recipe, arguments.scale, labels=arguments.method, seeds=arguments.seeds, overrides=overrides)
+    runs = _without_missing_packages(recipe, runs, named=arguments.method or ())
     found = _with_best(recipe, runs, overrides, arguments) if arguments.best or arguments.best_of else Planned(runs)
     place = options.device(arguments.device)
     return replace(
         found, configs=[replace(config, device=place, compiled=arguments.compile) for config in found.configs]
     )
+
+
+def _without_missing_packages(recipe: Recipe, runs: list[RunConfig], named: Iterable[str]) -> list[RunConfig]:
+    """Leave out methods whose package is not installed, and say which; those that the user has named stay."""
+    from apo_experiments.availability import missing_package
+
+    wanted = {label.lower() for label in named}
+    others = [config for config in runs if config.label.lower() not in wanted]
+    missing = {config.label: package for config in others if (package := missing_package(config.method)) is not None}
+    for package in dict.fromkeys(missing.values()):
+        labels = ", ".join(label for label in missing if missing[label] == package)
+        print(f"apo: {recipe.name} runs without {labels}: pip install {package} for them.", file=sys.stderr, flush=True)
+    return [config for config in runs if config.label not in missing]
 
 
 def _with_best(

@@ -42,9 +42,10 @@ def execute(arguments: argparse.Namespace) -> int:
     Raises:
         UserError: There is no page here and no folder was named, so that this is probably not a clone.
     """
-    from apo_experiments import publication, records
+    from apo_experiments import no_tuning, publication, records
     from apo_experiments.progress import counted
     from apo_experiments.publication.tuning_log import finals
+    from apo_experiments.recipes import FAMILIES
 
     root, page = options.runs_folder(arguments), arguments.docs / "results.md"
     if arguments.to is None and not page.exists():
@@ -56,6 +57,11 @@ def execute(arguments: argparse.Namespace) -> int:
             continue
         epochs = recipe.scales[arguments.scale].epochs
         own = [record for record in found if record.config.recipe == recipe.name and record.finished]
+        if recipe.name in FAMILIES["no-tuning"]:  # one file for all runs of a task, and a page of its own
+            for path in no_tuning.archive(own, to):
+                published = True
+                show(f"{recipe.name}: {counted(len(own), 'run')}, in {path}")
+            continue
         results = finals([record for record in own if arguments.all or record.config.epochs == epochs])
         known = sum(publication.existing(record.config, to) is not None for record in results)
         for record in results:
@@ -71,6 +77,6 @@ def execute(arguments: argparse.Namespace) -> int:
     if not page.exists():
         show(f"There is no {page}, so only {to} was written: --docs names the folder of a page to bring up to date.")
         return 0
-    for path in publication.publish_page(to, arguments.docs):
+    for path in [*publication.publish_page(to, arguments.docs), *no_tuning.publish(to, arguments.docs)]:
         show(str(path))
     return 0

@@ -16,7 +16,7 @@ from apo_experiments.methods.plain import Driver, PlainStepper
 from apo_experiments.methods.saved_state import load_plain_state, plain_state
 from apo_experiments.problem import Budget, Problem
 
-__all__ = ["PACKAGES"]
+__all__ = ["PACKAGES", "EstimatingDriver", "PackageDriver", "package"]
 
 _GRAFTS = ("none", "sgd", "adagrad", "rmsprop")
 
@@ -24,7 +24,12 @@ _GRAFTS = ("none", "sgd", "adagrad", "rmsprop")
 _BALANCE_EVERY = 100
 
 
-def _package() -> Any:
+def package() -> Any:
+    """Return the package.
+
+    Raises:
+        UserError: It is not installed.
+    """
     try:
         import pytorch_optimizer
     except ImportError:
@@ -47,7 +52,7 @@ class _SavedPlainly(Driver, ABC):
 
 
 @final
-class _PackageDriver(_SavedPlainly):
+class PackageDriver(_SavedPlainly):
     """An optimizer that needs nothing special."""
 
 
@@ -76,19 +81,20 @@ class _ScheduleFreeDriver(_SavedPlainly):
 
 
 @final
-class _ProdigyDriver(_SavedPlainly):
-    """Reports Prodigy's rate, its estimate d times ``lr``."""
+class EstimatingDriver(_SavedPlainly):
+    """Reports the rate of Prodigy and D-Adaptation: their estimate d times ``lr``."""
 
     def rate(self) -> float:
+        """Return the product."""
         group = self.optimizer.param_groups[0]
         d: float | Tensor = group["d"]
         return float(group["lr"]) * float(d)
 
 
 def _shampoo(params: list[nn.Parameter], h: Mapping[str, Any], budget: Budget) -> Driver:
-    package = _package()
-    graft = getattr(package.optimizer.shampoo.LayerWiseGrafting, choose("graft", h["graft"], _GRAFTS).upper())
-    optimizer = package.ScalableShampoo(
+    source = package()
+    graft = getattr(source.optimizer.shampoo.LayerWiseGrafting, choose("graft", h["graft"], _GRAFTS).upper())
+    optimizer = source.ScalableShampoo(
         params,
         lr=h["lr"],
         betas=h["betas"],
@@ -101,11 +107,11 @@ def _shampoo(params: list[nn.Parameter], h: Mapping[str, Any], budget: Budget) -
         graft_type=graft,
         matrix_eps=h["matrix_eps"],
     )
-    return _PackageDriver(optimizer)
+    return PackageDriver(optimizer)
 
 
 def _soap(params: list[nn.Parameter], h: Mapping[str, Any], budget: Budget) -> Driver:
-    optimizer = _package().SOAP(
+    optimizer = package().SOAP(
         params,
         lr=h["lr"],
         betas=h["betas"],
@@ -113,11 +119,11 @@ def _soap(params: list[nn.Parameter], h: Mapping[str, Any], budget: Budget) -> D
         precondition_frequency=h["inverse_interval"],
         max_precondition_dim=h["max_dim"],
     )
-    return _PackageDriver(optimizer)
+    return PackageDriver(optimizer)
 
 
 def _kron(params: list[nn.Parameter], h: Mapping[str, Any], budget: Budget) -> Driver:
-    optimizer = _package().Kron(
+    optimizer = package().Kron(
         params,
         lr=h["lr"],
         momentum=h["momentum"],
@@ -129,21 +135,21 @@ def _kron(params: list[nn.Parameter], h: Mapping[str, Any], budget: Budget) -> D
 
 
 def _schedule_free_sgd(params: list[nn.Parameter], h: Mapping[str, Any], budget: Budget) -> Driver:
-    optimizer = _package().ScheduleFreeSGD(
+    optimizer = package().ScheduleFreeSGD(
         params, lr=h["lr"], momentum=h["momentum"], weight_decay=h["weight_decay"], warmup_steps=h["warmup_steps"]
     )
     return _ScheduleFreeDriver(optimizer, budget)
 
 
 def _schedule_free_adamw(params: list[nn.Parameter], h: Mapping[str, Any], budget: Budget) -> Driver:
-    optimizer = _package().ScheduleFreeAdamW(
+    optimizer = package().ScheduleFreeAdamW(
         params, lr=h["lr"], betas=h["betas"], weight_decay=h["weight_decay"], warmup_steps=h["warmup_steps"]
     )
     return _ScheduleFreeDriver(optimizer, budget)
 
 
 def _prodigy(params: list[nn.Parameter], h: Mapping[str, Any], budget: Budget) -> Driver:
-    optimizer = _package().Prodigy(
+    optimizer = package().Prodigy(
         params,
         lr=h["lr"],
         betas=h["betas"],
@@ -153,7 +159,7 @@ def _prodigy(params: list[nn.Parameter], h: Mapping[str, Any], budget: Budget) -
         bias_correction=True,
         safeguard_warmup=True,
     )
-    return _ProdigyDriver(optimizer)
+    return EstimatingDriver(optimizer)
 
 
 def _method(

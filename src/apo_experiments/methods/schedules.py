@@ -5,6 +5,7 @@ fixed             1
 step              :math:`decay^{\#\{m : t \ge m T\}}` for the milestones m, fractions of the run T
 inverse-sqrt      linear rise over w steps, then :math:`\sqrt{w / t}` (w = 4,000 in the paper)
 cosine            linear rise over w steps, then half a cosine down to 0 at the end of the run
+warm-cosine       the same with w = 5% of the run
 ================  ====================================================================================
 
 They are torch schedulers, so that with APO their factor multiplies the learned rate.
@@ -23,10 +24,13 @@ from apo_experiments.errors import UserError
 from apo_experiments.methods.hyper import choose
 from apo_experiments.problem import Budget
 
-__all__ = ["SCHEDULES", "build_scheduler", "schedule_factor"]
+__all__ = ["SCHEDULES", "WARM_UP", "build_scheduler", "schedule_factor"]
 
 #: Names of the schedules.
-SCHEDULES = ("fixed", "step", "inverse-sqrt", "cosine")
+SCHEDULES = ("fixed", "step", "inverse-sqrt", "cosine", "warm-cosine")
+
+#: Share of the run over which warm-cosine, and others that do without tuning, rise.
+WARM_UP = 0.05
 
 
 def schedule_factor(hyper: Mapping[str, Any], budget: Budget) -> Callable[[int], float]:
@@ -46,7 +50,8 @@ def schedule_factor(hyper: Mapping[str, Any], budget: Budget) -> Callable[[int],
         [1.0, 1.0, 0.2, 0.2]
     """
     name = choose("schedule", hyper["schedule"], SCHEDULES)
-    total, rise = max(1, budget.steps), int(hyper["schedule_warmup"])
+    total = max(1, budget.steps)
+    rise = round(WARM_UP * total) if name == "warm-cosine" else int(hyper["schedule_warmup"])
     decay, milestones = float(hyper["decay"]), tuple(hyper["milestones"])
     if not all(0 <= milestone <= 1 for milestone in milestones):
         raise UserError(

@@ -83,10 +83,12 @@ def updated(page: str, found: Sequence[Section], results: Path) -> str:
         found: As from :func:`sections`.
         results: The folder of all compact records.
     """
-    from apo_experiments.recipes import RECIPES
+    from apo_experiments.recipes import FAMILIES, RECIPES
 
     page = replaced(page, markdown(found, results))
-    return replaced(page, summary(found, RECIPES), SUMMARY_BEGIN, SUMMARY_END) if SUMMARY_BEGIN in page else page
+    # The benchmark without tuning has its own page.
+    own = {name: recipe for name, recipe in RECIPES.items() if name not in FAMILIES["no-tuning"]}
+    return replaced(page, summary(found, own), SUMMARY_BEGIN, SUMMARY_END) if SUMMARY_BEGIN in page else page
 
 
 def replaced(page: str, part: str, begin: str = BEGIN, end: str = END) -> str:

@@ -14,6 +14,7 @@ from apo_experiments.recipes import (
     ill_conditioned,
     learning_rates,
     low_precision,
+    no_tuning,
     rivals,
     rosenbrock,
     translation,
@@ -21,7 +22,7 @@ from apo_experiments.recipes import (
 )
 from apo_experiments.recipes.planning import plan
 
-__all__ = ["RECIPES", "plan"]
+__all__ = ["FAMILIES", "RECIPES", "plan"]
 
 #: All recipes, in the order of the paper, and then those that are not in it.
 RECIPES: dict[str, Recipe] = {
@@ -36,4 +37,8 @@ RECIPES: dict[str, Recipe] = {
     **learning_rates.RECIPES,
     **ablations.RECIPES,
     **rivals.RECIPES,
+    **no_tuning.RECIPES,
 }
+
+#: Names that stand for several recipes.
+FAMILIES: dict[str, tuple[str, ...]] = {no_tuning.FAMILY: tuple(no_tuning.RECIPES)}

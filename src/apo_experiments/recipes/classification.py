@@ -36,6 +36,7 @@ TITLES = {
     "resnet32": "ResNet-32",
     "resnet34": "ResNet-34",
     "wrn-28-10": "WRN-28-10",
+    "wrn-16-4": "WRN-16-4",
     "wrn-16-8": "WRN-16-8",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import fnmatch
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -34,7 +35,7 @@ def plan(
     Args:
         recipe: The recipe.
         scale: ``"smoke"``, ``"cpu"`` or ``"paper"``.
-        labels: Labels of the entries to run, in any case; all by default.
+        labels: Labels of the entries to run, in any case, or patterns such as ``SGDm-cosine-*``; all by default.
         seeds: How many seeds, or which; the scale's number by default.
         overrides: An option of the task, a hyperparameter (of those entries whose method has it) or ``epochs``; values
             may be strings from the command line.
@@ -71,10 +72,11 @@ def _chosen(recipe: Recipe, labels: Iterable[str] | None) -> list[Entry]:
     by_name = {entry.label.lower(): entry for entry in recipe.entries}
     chosen: dict[str, Entry] = {}
     for label in labels:
-        if label.lower() not in by_name:
+        matching = [label.lower()] if label.lower() in by_name else fnmatch.filter(by_name, label.lower())
+        if not matching:
             known = ", ".join(entry.label for entry in recipe.entries)
             raise UserError(f"{recipe.name} has no method {label!r}: choose from {known}.")
-        chosen[label.lower()] = by_name[label.lower()]
+        chosen |= {name: by_name[name] for name in matching}
     return list(chosen.values())
 
 

@@ -24,7 +24,7 @@ from apo_experiments.problem import Problem
 from apo_experiments.recipe import Setting
 from apo_experiments.tasks.evaluation import mean_over
 
-__all__ = ["DEFAULTS", "autoencoder"]
+__all__ = ["DEFAULTS", "PenalisedLoss", "autoencoder", "pictures_of", "pixels"]
 
 #: Options: ``width`` multiplies the hidden sizes 1000-500-250-30, ``l2`` is the coefficient of the penalty,
 #: ``train_images`` takes the first so many.
@@ -48,10 +48,10 @@ def autoencoder(options: Mapping[str, Any], setting: Setting) -> Problem:
         options: See :data:`DEFAULTS`.
         setting: The seed decides the initial weights and the order of the images.
     """
-    train, test = (_pixels(part, setting.device) for part in _images(options, setting))
+    train, test = (pixels(part, setting.device) for part in pictures_of(options, setting))
     sizes = [train.shape[1], *scaled([1000, 500, 250, 30], options["width"])]
     model = Autoencoder(sizes, initialisation=options["initialisation"]).to(setting.device)
-    loss = _PenalisedLoss(model, options["l2"])
+    loss = PenalisedLoss(model, options["l2"])
     stream = TableBatches(train, train, options["batch_size"], setting.seed, setting.device)
 
     def evaluate(model: nn.Module) -> dict[str, float]:
@@ -64,13 +64,14 @@ def autoencoder(options: Mapping[str, Any], setting: Setting) -> Problem:
 
 
 @final
-class _PenalisedLoss:
+class PenalisedLoss:
     """Cross-entropy of a picture plus the penalty on the network's weights."""
 
     def __init__(self, model: nn.Module, l2: float) -> None:
         self._parameters, self._l2 = list(model.parameters()), l2
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the objective of a batch."""
         entropy = F.binary_cross_entropy_with_logits(output, target, reduction="sum") / len(output)
         return entropy + 0.5 * self._l2 * sum(parameter.square().sum() for parameter in self._parameters)
 
@@ -79,11 +80,13 @@ def _squared_error(output: Tensor, target: Tensor) -> Tensor:
     return (output.sigmoid() - target).square().sum(1).mean().reshape(1)
 
 
-def _pixels(pictures: Tensor, device: torch.device) -> Tensor:
+def pixels(pictures: Tensor, device: torch.device) -> Tensor:
+    """Return pictures as rows of numbers from 0 to 1."""
     return pictures.to(device).flatten(1).float() / 255
 
 
-def _images(options: Mapping[str, Any], setting: Setting) -> tuple[Tensor, Tensor]:
+def pictures_of(options: Mapping[str, Any], setting: Setting) -> tuple[Tensor, Tensor]:
+    """Return the training and the test pictures that the options ask for."""
     if options["data"] == "official":
         pictures = images.load("mnist", setting.data_dir)
     elif options["data"] == "generated":

@@ -52,6 +52,7 @@ MODELS: dict[str, Callable[[int, int, int, float], nn.Module]] = {
     "resnet32": lambda classes, channels, size, width: models.resnet32(classes, channels, width),
     "resnet34": lambda classes, channels, size, width: models.resnet34(classes, channels, width),
     "wrn-28-10": lambda classes, channels, size, width: models.WideResNet(28, 10, classes, channels, width=width),
+    "wrn-16-4": lambda classes, channels, size, width: models.WideResNet(16, 4, classes, channels, width=width),
     "wrn-16-8": lambda classes, channels, size, width: models.WideResNet(16, 8, classes, channels, width=width),
 }
 

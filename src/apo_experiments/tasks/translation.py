@@ -19,7 +19,7 @@ from apo_experiments.problem import Batches, Problem
 from apo_experiments.recipe import Setting
 from apo_experiments.tasks.evaluation import evaluating
 
-__all__ = ["DEFAULTS", "translation"]
+__all__ = ["DEFAULTS", "FlatTargets", "NextWord", "corpus_of", "translation"]
 
 #: Options: the corpus and the first so many of its training pairs; the network; ``max_tokens`` of a batch; ``beam`` 1
 #: for greedy translation; how many test sentences are translated at the end of an epoch (None for all of them).
@@ -54,7 +54,7 @@ def translation(options: Mapping[str, Any], setting: Setting) -> Problem:
         setting: The seed decides the initial weights and the order of the batches; not the vocabulary.
     """
     _sacrebleu()  # fails now rather than after an hour
-    corpus = _corpus(options, setting)
+    corpus = corpus_of(options, setting)
     vocabulary = build_vocabulary(corpus.train, options["vocabulary"])
     sizes = {name: options[name] for name in ("layers", "dimension", "feed_forward", "heads", "dropout")}
     model = NextWord(Transformer(vocabulary.size, **sizes, padding=vocabulary.pad)).to(setting.device)
@@ -64,7 +64,7 @@ def translation(options: Mapping[str, Any], setting: Setting) -> Problem:
     )
     loss = nn.CrossEntropyLoss(ignore_index=vocabulary.pad, label_smoothing=options["label_smoothing"])
     judge = _Judge(valid, corpus.test[: options["bleu_sentences"]], vocabulary, options["beam"], setting.device)
-    return Problem(model, loss, _FlatTargets(train), judge)
+    return Problem(model, loss, FlatTargets(train), judge)
 
 
 @final
@@ -85,7 +85,7 @@ class NextWord(nn.Module):
 
 
 @final
-class _FlatTargets(Batches):
+class FlatTargets(Batches):
     """Batches whose targets ``[batch, length]`` are one long row, padding included."""
 
     def __init__(self, batches: TextBatches) -> None:
@@ -93,13 +93,16 @@ class _FlatTargets(Batches):
         self.steps_per_epoch = batches.steps_per_epoch
 
     def next(self) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        """Return the next batch."""
         inputs, target = self._batches.next()
         return inputs, target.flatten()
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the position."""
         return self._batches.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue at a position."""
         self._batches.load_state_dict(state)
 
 
@@ -149,7 +152,8 @@ class _Judge:
         return translations
 
 
-def _corpus(options: Mapping[str, Any], setting: Setting) -> text.ParallelText:
+def corpus_of(options: Mapping[str, Any], setting: Setting) -> text.ParallelText:
+    """Return the text that the options ask for."""
     if options["data"] == "official":
         corpus = text.load(options["corpus"], setting.data_dir)
     elif options["data"] == "generated":

@@ -16,7 +16,7 @@ from apo_experiments.problem import Problem
 from apo_experiments.recipe import Setting
 from apo_experiments.tasks.evaluation import mean_over
 
-__all__ = ["DEFAULTS", "uci"]
+__all__ = ["DEFAULTS", "table_of", "uci"]
 
 #: Options: the table, where it comes from, units of each of the two hidden layers; the first so many ``rows``.
 DEFAULTS: dict[str, Any] = {
@@ -35,7 +35,7 @@ def uci(options: Mapping[str, Any], setting: Setting) -> Problem:
         options: See :data:`DEFAULTS`.
         setting: The seed decides the initial weights and the order of the rows.
     """
-    table = _table(options, setting)
+    table = table_of(options, setting)
     inputs, targets = table.inputs[: options["rows"]], table.targets[: options["rows"]]
     inputs, targets = inputs.to(setting.device), targets.to(setting.device)
     hidden = int(options["hidden"])
@@ -52,7 +52,8 @@ def _error(output: Tensor, target: Tensor) -> Tensor:
     return F.mse_loss(output, target).reshape(1)
 
 
-def _table(options: Mapping[str, Any], setting: Setting) -> tables.Table:
+def table_of(options: Mapping[str, Any], setting: Setting) -> tables.Table:
+    """Return the table that the options ask for."""
     if options["data"] == "official":
         return tables.load(options["table"], setting.data_dir)
     if options["data"] != "generated":

@@ -17,8 +17,8 @@ from tests.experiments.methods.conformance import (
 )
 
 import apo_experiments.methods as methods
+from apo_experiments.availability import NEEDS
 from apo_experiments.errors import UserError
-from apo_experiments.methods.packages import PACKAGES
 
 # Overrides that suit a tiny problem and a short run; a method that is not listed runs with its defaults.
 OVERRIDES: dict[str, dict[str, object]] = {
@@ -35,6 +35,11 @@ OVERRIDES: dict[str, dict[str, object]] = {
     "schedule-free-sgd": {"lr": 0.5},
     "schedule-free-adamw": {"lr": 1e-2},
     "prodigy": {"d0": 1e-3},
+    "nadamw": {"lr": 1e-2},
+    "d-adaptation": {"d0": 1e-2},
+    "schedule-free-sgd-warm": {"lr": 0.5},
+    "schedule-free-adamw-warm": {"lr": 1e-2},
+    "dog": {"reps_rel": 1e-2},
     "apo-precond": {"lr": 0.3, "warmup_steps": 15, "warmup_interval": 1, "interval": 3},
     "apo-precond-full": {"lr": 0.05, "interval": 3, "wsd_weight": 0.3},
     "apo-precond-diagonal": {"lr": 0.05, "interval": 3},
@@ -44,9 +49,9 @@ ALL = pytest.mark.parametrize("name", list(methods.METHODS))
 
 
 def made(name: str, problem, **more: object):
-    if name in PACKAGES:
-        pytest.importorskip("pytorch_optimizer")
-    if name == "muon" and not hasattr(torch.optim, "Muon"):
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name][0])
+    if name in ("muon", "muon-apo-untuned") and not hasattr(torch.optim, "Muon"):
         pytest.skip("needs a torch with Muon")
     return build(name, problem, OVERRIDES.get(name, {}) | more)
 

@@ -34,6 +34,13 @@ def test_cosine_rises_then_falls_to_zero_at_the_end():
     assert at(60) == pytest.approx(0.5) and at(100) == pytest.approx(0.0)
 
 
+def test_warm_cosine_rises_over_a_twentieth_of_any_run():
+    for steps in (100, 2000):
+        at = factor(steps, schedule="warm-cosine")
+        assert at(steps // 20 - 1) == 1.0 and at(steps // 40 - 1) < 1.0 and at(steps) == pytest.approx(0.0)
+    assert factor(3, schedule="warm-cosine")(0) == 1.0
+
+
 def test_fixed_is_one():
     assert [factor()(step) for step in (0, 50, 99)] == [1.0, 1.0, 1.0]
 

@@ -157,7 +157,7 @@ def plan(
 def stand_ins() -> dict[str, types.ModuleType]:
     """Return modules to take the place of the real registries."""
     recipes, methods = types.ModuleType("apo_experiments.recipes"), types.ModuleType("apo_experiments.methods")
-    vars(recipes).update(RECIPES=dict(RECIPES), plan=plan)
+    vars(recipes).update(RECIPES=dict(RECIPES), FAMILIES={"no-tuning": ()}, plan=plan)
     vars(methods).update(METHODS=dict(METHODS))
     return {module.__name__: module for module in (recipes, methods)}
 

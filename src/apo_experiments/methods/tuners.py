@@ -1,0 +1,149 @@
+"""DoG with its averaging (package dog-optimizer) and Mechanic (package mechanic-pytorch).
+
+Both keep what they know beside the states of the parameters, so their drivers save it themselves.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from apo_experiments.errors import UserError
+from apo_experiments.method import Method, Stepper
+from apo_experiments.methods.hyper import COMMON
+from apo_experiments.methods.plain import Driver, PlainStepper
+from apo_experiments.problem import Budget, Problem
+
+__all__ = ["TUNERS"]
+
+
+def _imported(module: str, package: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise UserError(f"this method comes from the package {package}: pip install 'apo-optim[rivals]'.") from None
+
+
+@final
+class _DoGDriver(Driver):
+    """Averages the weights as DoG's authors do, and puts the average into the network where it is evaluated."""
+
+    def __init__(self, optimizer: Optimizer, averager: Any, budget: Budget) -> None:
+        super().__init__(optimizer)
+        self._averager, self._steps_per_epoch = averager, budget.steps_per_epoch
+        self._own: dict[str, Tensor] | None = None  # the network's weights, while it holds the average
+
+    def before_pass(self, step: int) -> None:
+        if self._own is not None:
+            _copy(self._own, self._averager.base_model)
+            self._own = None
+
+    def after_step(self, step: int) -> None:
+        self._averager.step()
+        if (step + 1) % self._steps_per_epoch == 0:
+            model = self._averager.base_model
+            self._own = {name: value.clone() for name, value in model.state_dict().items()}
+            _copy(self._averager.averaged_model.state_dict(), model)
+
+    def rate(self) -> float:
+        return float(self.optimizer.param_groups[0]["eta"][0])
+
+    def state_dict(self) -> dict[str, Any]:
+        groups = [
+            {key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups
+        ]
+        return {
+            "groups": groups,
+            "started": not self.optimizer._first_step,  # type: ignore[attr-defined]
+            "averager": self._averager.state_dict(),
+            "own": self._own,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for group, saved in zip(self.optimizer.param_groups, state["groups"], strict=True):
+            group.update(_to(saved, group["params"][0].device))
+        self.optimizer._first_step = not state["started"]  # type: ignore[attr-defined]
+        self._averager.load_state_dict(state["averager"])
+        self._own = None if state["own"] is None else dict(state["own"])
+
+
+@final
+class _MechanicDriver(Driver):
+    """Reports Mechanic's scale times the rate of the schedule."""
+
+    def rate(self) -> float:
+        known = self.optimizer.state.get("_mechanic")  # type: ignore[call-overload]
+        scale = float(known["s"].sum()) if known else 0.0
+        return scale * super().rate()
+
+    def state_dict(self) -> dict[str, Any]:
+        known = dict(self.optimizer.state.pop("_mechanic", {}))  # type: ignore[call-overload]
+        try:
+            base = self.optimizer.state_dict()
+        finally:
+            if known:
+                self.optimizer.state["_mechanic"] = known  # type: ignore[index]
+        scalars = {key: value for key, value in known.items() if isinstance(key, str)}
+        return {"base": base, "scalars": scalars, "references": [known.get(p) for p in self._parameters()]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.optimizer.load_state_dict(state["base"])
+        if state["scalars"]:
+            device = self._parameters()[0].device
+            references = zip(self._parameters(), state["references"], strict=True)
+            known = {**_to(state["scalars"], device), **{p: _to(saved, device) for p, saved in references}}
+            self.optimizer.state["_mechanic"] = known  # type: ignore[index]
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+
+def _dog(problem: Problem, hyper: Mapping[str, Any], budget: Budget) -> Stepper:
+    dog = _imported("dog", "dog-optimizer")
+    parameters = [p for p in problem.model.parameters() if p.requires_grad]
+    normalised = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in problem.model.modules())
+    first = hyper["reps_rel"] or (1e-4 if normalised else 1e-6)  # what its authors suggest
+    optimizer = dog.DoG(parameters, reps_rel=first, lr=hyper["lr"], weight_decay=hyper["weight_decay"])
+    driver = _DoGDriver(optimizer, dog.PolynomialDecayAverager(problem.model), budget)
+    return PlainStepper(problem, [driver], hyper, budget)
+
+
+def _mechanic(problem: Problem, hyper: Mapping[str, Any], budget: Budget) -> Stepper:
+    mechanize = _imported("mechanic_pytorch", "mechanic-pytorch").mechanize
+    parameters = [p for p in problem.model.parameters() if p.requires_grad]
+    own = {name: hyper[name] for name in ("lr", "betas", "weight_decay")}
+    # With differences stored, which its authors call slightly more accurate: recomputing them divides by zero at first.
+    optimizer = mechanize(torch.optim.AdamW, store_delta=True)(parameters, **own)
+    return PlainStepper(problem, [_MechanicDriver(optimizer)], hyper, budget)
+
+
+def _copy(weights: Mapping[str, Tensor], model: nn.Module) -> None:
+    with torch.no_grad():
+        for name, value in model.state_dict().items():
+            value.copy_(weights[name])
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device).clone()
+    if isinstance(value, (list, tuple)):
+        return type(value)(_to(item, device) for item in value)
+    if isinstance(value, Mapping):
+        return {key: _to(item, device) for key, item in value.items()}
+    return value
+
+
+#: Methods from packages of their own, which are imported when one of them is built.
+TUNERS: dict[str, Method] = {
+    "dog": Method(
+        "dog", "DoG: distance over gradients, with averaged weights", _dog, COMMON | {"lr": 1.0, "reps_rel": None}
+    ),
+    "mechanic": Method(
+        "mechanic", "AdamW whose rate Mechanic scales", _mechanic, COMMON | {"lr": 1.0, "betas": (0.9, 0.999)}
+    ),
+}

@@ -1,0 +1,13 @@
+"""The benchmark without tuning: from the records of :mod:`apo_experiments.recipes.no_tuning` to its page.
+
+- :mod:`~apo_experiments.no_tuning.archive` keeps the records of a task in one small file;
+- :mod:`~apo_experiments.no_tuning.choice` finds the tuned rates and the calibrated one;
+- :mod:`~apo_experiments.no_tuning.scores` scores a method on a task;
+- :mod:`~apo_experiments.no_tuning.standings` scores it over all tasks;
+- :mod:`~apo_experiments.no_tuning.page` writes ``docs/no-tuning.md``, :mod:`~apo_experiments.no_tuning.figures` draws.
+"""
+
+from apo_experiments.no_tuning.archive import archive
+from apo_experiments.no_tuning.page import publish
+
+__all__ = ["archive", "publish"]

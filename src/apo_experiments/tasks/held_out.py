@@ -1,0 +1,155 @@
+"""Tasks that always hold data out: a part for choosing settings, and test data for the report alone.
+
+All of them report ``test_...`` and ``valid_...`` metrics, and ``guess``: the test metric of the best prediction that
+does not look at its input, the zero from which :mod:`apo_experiments.no_tuning` counts what was learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from apo.discrepancy import BernoulliKL
+from apo_experiments.data import digits as digits_data
+from apo_experiments.data.streams import TableBatches
+from apo_experiments.models.autoencoder import Autoencoder
+from apo_experiments.models.mlp import MLP
+from apo_experiments.models.widths import scaled
+from apo_experiments.problem import Problem
+from apo_experiments.recipe import Setting
+from apo_experiments.tasks import autoencoder as whole_autoencoder
+from apo_experiments.tasks import images as whole_images
+from apo_experiments.tasks import uci as whole_uci
+from apo_experiments.tasks.evaluation import mean_over
+
+__all__ = ["AUTOENCODER", "DIGITS", "IMAGES", "TABLES", "autoencoder", "digits", "images", "tables"]
+
+#: Options of each task; those of the tasks that they are made of, where these say what they mean.
+IMAGES = {key: value for key, value in whole_images.DEFAULTS.items() if key != "validation"}
+AUTOENCODER = whole_autoencoder.DEFAULTS
+TABLES = whole_uci.DEFAULTS
+DIGITS: dict[str, Any] = {"data": "official", "rows": None, "hidden": 100, "batch_size": 32}
+
+#: Measures of outputs and targets, by name; each returns one number.
+Measures = Mapping[str, Callable[[Tensor, Tensor], Tensor]]
+#: Inputs and targets of one part of the data.
+Part = tuple[Tensor, Tensor]
+
+
+def images(options: Mapping[str, Any], setting: Setting) -> Problem:
+    """Build image classification with a tenth of the training images, at most 5,000, held out.
+
+    Example:
+        >>> options = IMAGES | {"data": "generated", "model": "lenet", "train_images": 256}
+        >>> problem = images(options, Setting(0, torch.device("cpu"), None))
+        >>> metrics = problem.evaluate(problem.model)
+        >>> sorted(metrics), metrics["guess"]
+        (['guess', 'test_accuracy', 'test_loss', 'valid_accuracy', 'valid_loss'], 10.0)
+    """
+    problem = whole_images.images({**options, "validation": True}, setting)
+    classes = [module for module in problem.model.modules() if isinstance(module, nn.Linear)][-1].out_features
+    return replace(problem, evaluate=lambda model: {**problem.evaluate(model), "guess": 100 / classes})
+
+
+def digits(options: Mapping[str, Any], setting: Setting) -> Problem:
+    """Build a perceptron with two hidden layers on 8 x 8 digits; a tenth is for choosing, a fifth for the test.
+
+    Example:
+        >>> problem = digits(DIGITS | {"data": "generated"}, Setting(0, torch.device("cpu"), None))
+        >>> problem.batches.next()[0].shape
+        torch.Size([32, 64])
+    """
+    if options["data"] == "official":
+        inputs, labels = digits_data.load(setting.data_dir)
+    else:
+        inputs, labels = _generated_digits()
+    train, valid, test = _parts(inputs[: options["rows"]], labels[: options["rows"]], setting.device)
+    hidden = int(options["hidden"])
+    model = MLP([inputs.shape[1], hidden, hidden, 10]).to(setting.device)
+    stream = TableBatches(*train, options["batch_size"], setting.seed, setting.device)
+    guess = 100 * float((test[1] == train[1].mode().values).float().mean())
+    measures: Measures = {
+        "accuracy": lambda output, label: 100 * (output.argmax(1) == label).float().mean(),
+        "loss": F.cross_entropy,
+    }
+    return Problem(model, F.cross_entropy, stream, _judge({"valid": valid, "test": test}, measures, guess))
+
+
+def tables(options: Mapping[str, Any], setting: Setting) -> Problem:
+    """Build regression on a table; a tenth of its rows is for choosing, a fifth for the test.
+
+    Example:
+        >>> problem = tables(TABLES | {"data": "generated"}, Setting(0, torch.device("cpu"), None))
+        >>> sorted(problem.evaluate(problem.model))
+        ['guess', 'test_loss', 'valid_loss']
+    """
+    table = whole_uci.table_of(options, setting)
+    train, valid, test = _parts(table.inputs[: options["rows"]], table.targets[: options["rows"]], setting.device)
+    hidden = int(options["hidden"])
+    model = MLP([train[0].shape[1], hidden, hidden, train[1].shape[1]]).to(setting.device)
+    stream = TableBatches(*train, options["batch_size"], setting.seed, setting.device)
+    guess = float(F.mse_loss(train[1].mean(0).expand_as(test[1]), test[1]))
+    return Problem(model, F.mse_loss, stream, _judge({"valid": valid, "test": test}, {"loss": F.mse_loss}, guess))
+
+
+def autoencoder(options: Mapping[str, Any], setting: Setting) -> Problem:
+    """Build the deep autoencoder with a tenth of the training pictures held out; the penalty is not in the metrics.
+
+    Example:
+        >>> options = AUTOENCODER | {"data": "generated", "width": 0.02, "batch_size": 64, "train_images": 128}
+        >>> problem = autoencoder(options, Setting(0, torch.device("cpu"), None))
+        >>> sorted(problem.evaluate(problem.model))
+        ['guess', 'test_loss', 'valid_loss']
+    """
+    pictures = whole_autoencoder.pictures_of(options, setting)
+    train, test = (whole_autoencoder.pixels(part, setting.device) for part in pictures)
+    held_out = len(train) // 10
+    train, valid = train[held_out:], train[:held_out]
+    sizes = [train.shape[1], *scaled([1000, 500, 250, 30], options["width"])]
+    model = Autoencoder(sizes, initialisation=options["initialisation"]).to(setting.device)
+    stream = TableBatches(train, train, options["batch_size"], setting.seed, setting.device)
+    mean = train.mean(0).clamp(1e-4, 1 - 1e-4)
+    guess = float(F.binary_cross_entropy(mean.expand_as(test), test, reduction="sum") / len(test))
+    judge = _judge({"valid": (valid, valid), "test": (test, test)}, {"loss": _bernoulli}, guess)
+    return Problem(model, whole_autoencoder.PenalisedLoss(model, options["l2"]), stream, judge, BernoulliKL())
+
+
+def _bernoulli(output: Tensor, target: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(output, target, reduction="sum") / len(output)
+
+
+def _parts(inputs: Tensor, targets: Tensor, device: torch.device) -> tuple[Part, Part, Part]:
+    """Split rows at random, in the same way for every seed: 70% to train on, 10% to choose on, 20% to test on."""
+    order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(0))
+    inputs, targets = inputs[order].to(device), targets[order].to(device)
+    tenth = len(inputs) // 10
+    bounds = (slice(3 * tenth, None), slice(0, tenth), slice(tenth, 3 * tenth))
+    train, valid, test = ((inputs[part], targets[part]) for part in bounds)
+    return train, valid, test
+
+
+def _judge(parts: Mapping[str, Part], measures: Measures, guess: float) -> Callable[[nn.Module], dict[str, float]]:
+    def together(output: Tensor, target: Tensor) -> Tensor:
+        return torch.stack([measure(output, target) for measure in measures.values()])
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        found = {"guess": guess}
+        for part, data in parts.items():
+            values = mean_over(model, together, *data)
+            found |= {f"{part}_{name}": value for name, value in zip(measures, values, strict=True)}
+        return found
+
+    return evaluate
+
+
+def _generated_digits(rows: int = 256) -> Part:
+    """Return noisy copies of ten patterns."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(rows) % 10
+    patterns = torch.rand(10, 64, generator=generator)
+    return (patterns[labels] + 0.3 * torch.randn(rows, 64, generator=generator)).clamp(0, 1), labels
