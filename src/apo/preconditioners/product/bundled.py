@@ -76,6 +76,10 @@ class Bundled(Direction):
         """Pull back bundle by bundle."""
         return self.pulled_back(self._look_ahead, cotangents)
 
+    def observe(self, groups: Groups) -> None:
+        """Update the joint blocks."""
+        self.observed(groups, raw_gradients(groups))
+
     def mean_eigenvalues(self) -> dict[str, Tensor]:
         """Return the mean eigenvalues, in the order of the plan."""
         found = {}
@@ -110,6 +114,14 @@ class Bundled(Direction):
             rates = {p: -rate for p, rate in rates.items()}
         # Only parameters with a gradient move, but a bundle's product has values for the others too.
         return _scaled({p: found[p] for p in gradients}, rates), LookAhead(kept, rates)
+
+    def observed(self, groups: Groups, raw: Mapping[Tensor, Tensor]) -> None:
+        """Take gradients without weight decay into the statistics."""
+        gradients = _scaled(_decayed(groups, raw), initial_steps(self._layers, groups)[0])
+        for bundle in self._current_bundles():
+            joint = bundle.gather(gradients)
+            if joint is not None:
+                bundle.block.observe(joint)
 
     def pulled_back(self, look_ahead: LookAhead, cotangents: Mapping[Tensor, Tensor]) -> dict[str, dict[str, Tensor]]:
         """Return the gradients of the factors."""
@@ -182,7 +194,7 @@ class Bundle(ABC):
         self.params = [p for position in zip(*(layer.params for layer in layers), strict=True) for p in position]
         self._memory: list[tuple[Block, dict[str, int]]] = []
         if len(self.layers) > 1:
-            parts = {key: self.split(joint) for key, joint in block.factors.items()}
+            parts = {key: self.split(joint) for key, joint in block.tensors.items()}
             for index, layer in enumerate(self.layers):
                 memory = {key: slices[index] for key, slices in parts.items()}
                 # Addresses are enough to notice a replaced factor, since the joint block keeps its memory alive.
@@ -192,8 +204,9 @@ class Bundle(ABC):
     def is_current(self) -> bool:
         """Return whether the layers' factors are still slices of the joint ones: the user may have replaced them."""
         for block, memory in self._memory:
+            tensors = block.tensors
             for key, place in memory.items():
-                if key not in block.factors or block.factors[key].data_ptr() != place:
+                if key not in tensors or tensors[key].data_ptr() != place:
                     return False
         return True
 
@@ -336,5 +349,5 @@ def _kind(layer: Layer) -> tuple:
     if isinstance(block, DiagonalBlock) and len(layer.params) == 1:
         return place
     if block.stackable:
-        return (*place, block.shape, tuple(block.factors), layer.view.key, *(p.dtype for p in layer.params))
+        return (*place, block.shape, tuple(block.tensors), layer.view.key, *(p.dtype for p in layer.params))
     return (layer.name,)

@@ -42,6 +42,10 @@ class Direction(ABC):
         """
 
     @abstractmethod
+    def observe(self, groups: Groups) -> None:
+        """Take the gradients, which include coupled weight decay, into the statistics of the blocks."""
+
+    @abstractmethod
     def mean_eigenvalues(self) -> dict[str, Tensor]:
         """Return the mean eigenvalue of each layer's block, as 0-dimensional tensors by layer name."""
 
