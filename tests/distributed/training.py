@@ -82,12 +82,18 @@ def warmed_kronecker(model: nn.Module) -> apo.Rule:
     return apo.Preconditioned(optimizer)
 
 
+def shared_eigenbasis(model: nn.Module) -> apo.Rule:
+    """With its defaults, and shared blocks."""
+    return apo.Preconditioned(apo.Eigenbasis(model, momentum=0.5, weight_decay=1e-3, distribute=True))
+
+
 RULES: dict[str, Callable[[nn.Module], apo.Rule]] = {
     "rate": rate,
     "adam_rate": adam_rate,
     "kronecker": kronecker,
     "shared_kronecker": shared_kronecker,
     "warmed_kronecker": warmed_kronecker,
+    "shared_eigenbasis": shared_eigenbasis,
 }
 
 
