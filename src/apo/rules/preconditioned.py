@@ -29,8 +29,8 @@ _SEARCH_DEPTH = 1e-10
 #: Steps that the guard may wait before the user hears of it, however short the warm-up was.
 _LONG_WAIT = 300
 #: Where an eigenbasis starts, relative to the turning point, and how many meta-steps in a row it then learns in.
-_EIGENBASIS_START = 0.3
-_EIGENBASIS_EARLY = 50
+EIGENBASIS_START = 0.3
+EIGENBASIS_EARLY = 50
 
 
 class Preconditioned(Rule):
@@ -83,10 +83,10 @@ class Preconditioned(Rule):
             raise TypeError(f"optimizer must be an apo preconditioner, got {type(optimizer).__name__}")
         two_numbers = isinstance(optimizer, Eigenbasis)
         if warm_start == "auto":
-            warm_start = _EIGENBASIS_START if two_numbers else None
+            warm_start = EIGENBASIS_START if two_numbers else None
         if warm_start is not None and not (isinstance(warm_start, (int, float)) and warm_start > 0):
             raise ValueError(f"warm_start must be positive, None or 'auto', got {warm_start!r}")
-        self.early = _EIGENBASIS_EARLY if two_numbers else 0
+        self.early = EIGENBASIS_EARLY if two_numbers else 0
         self.optimizer = optimizer
         self.optimizer.wait_for_hand_over(guard and optimizer.warmup is not None)
         self.patience = whole_number("patience", patience, "use guard=False to hand over by step count")

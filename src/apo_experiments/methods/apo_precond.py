@@ -1,4 +1,4 @@
-"""APO-Precond: a learned preconditioner with Kronecker, diagonal or full structure."""
+"""APO-Precond: a learned preconditioner with Kronecker, diagonal or full structure, or in an eigenbasis."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ _PRESETS = {
 
 _STRUCTURES: dict[str, type[apo.Preconditioner]] = {
     "kronecker": apo.Kronecker,
+    "eigenbasis": apo.Eigenbasis,
     "full": apo.Full,
     "diagonal": apo.Diagonal,
 }
@@ -77,7 +78,7 @@ def _by_width(
         factor: factor.shape[-1] / _WIDTH
         for layer in optimizer.layers
         for name, factor in layer.block.factors.items()
-        if name not in ("S", "s") and factor.shape[-1] > _WIDTH
+        if name not in ("S", "s") and factor.ndim > 1 and factor.shape[-1] > _WIDTH
     }
 
     def factory(phi: list[Tensor]) -> Optimizer:
@@ -93,10 +94,14 @@ def _by_width(
 
 def _build(structure: str, problem: Problem, hyper: Mapping[str, Any], budget: Budget) -> Stepper:
     build_rule, usual = _PRESETS[choose("preset", hyper["preset"], tuple(_PRESETS))]
+    if structure == "eigenbasis" and hyper["preset"] == "default":
+        usual = preconditioned.EIGENBASIS_META_OPTIMIZER
     parameters = [p for p in problem.model.parameters() if p.requires_grad]
     warmup = _warmup(parameters, hyper)
     steps = min(3000, budget.steps // 10) if hyper["warmup_steps"] is None else hyper["warmup_steps"]
-    options = {name: hyper[name] for name in ("conv", "max_dim", "matmul") if name in hyper}
+    options = {
+        name: hyper[name] for name in ("conv", "max_dim", "matmul", "refresh_interval", "memory") if name in hyper
+    }
     optimizer = _STRUCTURES[structure](
         problem.model,
         hyper["lr"],
@@ -136,6 +141,22 @@ PRECONDITIONED: dict[str, Method] = {
             "kronecker",
             "APO-Precond: a learned EKFAC-shaped preconditioner",
             {"conv": "matrix", "max_dim": 8192, "matmul": "float32", "warmup": "sgdm"},
+        ),
+        _method(
+            "apo-eigen",
+            "eigenbasis",
+            "APO-Eigen: learned rates and dampings in the eigenbasis of gradient statistics",
+            {
+                "lr": 0.1,
+                "interval": None,
+                "total_steps": "auto",
+                "warm_start": preconditioned.EIGENBASIS_START,
+                "conv": "auto",
+                "max_dim": 1200,
+                "matmul": "float32",
+                "refresh_interval": 200,
+                "memory": 0.99,
+            },
         ),
         _method("apo-precond-full", "full", "a learned full preconditioning matrix, for few weights", {"lr": 1e-3}),
         _method("apo-precond-diagonal", "diagonal", "a learned diagonal preconditioner", {"lr": 0.1}),

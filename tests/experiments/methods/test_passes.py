@@ -16,7 +16,7 @@ from apo_experiments.methods.graphed import GraphedPass
 from apo_experiments.methods.passes import EagerPass, TrainingPass
 from apo_experiments.problem import Problem
 
-TUNED = ["sgd-apo", "sgdm-apo", "rmsprop-apo", "adam-apo", "adamw-apo", "apo-precond", "apo-rate-momentum"]
+TUNED = ["sgd-apo", "sgdm-apo", "rmsprop-apo", "adam-apo", "adamw-apo", "apo-precond", "apo-eigen", "apo-rate-momentum"]
 
 
 class Elsewhere(TrainingPass):
