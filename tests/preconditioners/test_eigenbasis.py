@@ -52,6 +52,7 @@ def test_averages_are_those_of_the_gradients_and_their_squares(monkeypatch):
         "average-2": sum(w * g @ g.mT for w, g in zip(weights, gradients(5), strict=True)),
         "average-1": sum(w * g.mT @ g for w, g in zip(weights, gradients(5), strict=True)),
         "V": sum(w * g.square() for w, g in zip(weights, gradients(5), strict=True)),  # the basis is still the axes
+        "length": sum(w * g.square().mean() for w, g in zip(weights, gradients(5), strict=True)),
         "weight": torch.tensor(sum(weights), dtype=torch.float64),
     }.items():
         torch.testing.assert_close(block.statistics[name], expected, rtol=1e-12, atol=1e-14)
@@ -281,6 +282,7 @@ def test_sixteen_bit_gradients_have_statistics_in_float32():
         ({"refresh_interval": 0}, "refresh_interval must be a whole number of at least 1, got 0"),
         ({"memory": 1.0}, r"memory must be a number of at least 0 and below 1, got 1\.0"),
         ({"conv": "dense"}, "conv must be .*, got 'dense'"),
+        ({"statistics": "hessian"}, "statistics must be 'gradients' or 'fisher', got 'hessian'"),
         ({"max_dim": 0}, "max_dim must be a positive integer, got 0"),
     ],
 )
@@ -343,6 +345,57 @@ def test_a_run_resumes_bit_for_bit_across_changes_of_basis_and_the_end():
         train(each, 25, seed=5)
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
     assert_same(statistics(other.optimizer), statistics(tuner.optimizer))
+
+
+def test_sampled_gradients_are_those_of_the_loss_at_targets_drawn_from_the_outputs():
+    model = network().double()
+    tuner = apo.APO(Eigenbasis(model, statistics="fisher"), model, F.cross_entropy, fsd_weight=0.0)
+    seen = []
+    tuner.rule.observe_sampled = lambda parameters, found: seen.append(found)
+    x = torch.randn(8, 6, dtype=torch.float64)
+    twin = copy.deepcopy(model)
+    tuner.step(x, torch.zeros(8, dtype=torch.long))
+    outputs = twin(x)
+    apo.CategoricalKL().sampled_loss(outputs, torch.Generator().manual_seed(0)).backward()
+    torch.testing.assert_close(seen, [[p.grad for p in twin.parameters()]], rtol=1e-12, atol=1e-14)
+
+
+def test_fisher_statistics_learn_from_sampled_gradients_alone_and_resume():
+    model = network()
+    tuner = apo.APO(Eigenbasis(model, statistics="fisher"), model, F.cross_entropy, total_steps=200)
+    block = tuner.optimizer.layers[0].block
+    train(tuner, 52)
+    kept = block.statistics["V"].clone()
+    train(tuner, 8)
+    assert torch.equal(block.statistics["V"], kept)  # no meta-step, nothing new
+    twin = network()
+    other = apo.APO(Eigenbasis(twin, statistics="fisher"), twin, F.cross_entropy, total_steps=200)
+    twin.load_state_dict(model.state_dict())
+    other.load_state_dict(copy.deepcopy(tuner.state_dict()))
+    losses = train(tuner, 140, seed=3)
+    train(other, 140, seed=3)
+    assert not torch.equal(block.statistics["V"], kept)
+    assert_same(statistics(other.optimizer), statistics(tuner.optimizer))
+    assert sum(losses[-20:]) / 20 < 0.5
+
+
+def test_sampling_draws_nothing_from_the_training_stream():
+    model = nn.Sequential(nn.Linear(6, 12), nn.Dropout(0.2), nn.Linear(12, 3))
+    tuner = apo.APO(Eigenbasis(model, statistics="fisher"), model, F.cross_entropy, interval=1)
+    x, y = torch.randn(16, 6), torch.randint(3, (16,))
+    torch.manual_seed(4)
+    tuner.step(x, y)
+    found = torch.get_rng_state()
+    torch.manual_seed(4)
+    model(x)
+    assert torch.equal(torch.get_rng_state(), found)
+
+
+def test_a_loss_without_a_distribution_cannot_be_sampled():
+    model = network()
+    tuner = apo.APO(Eigenbasis(model, statistics="fisher"), model, F.l1_loss)
+    with pytest.raises(TypeError, match="targets cannot be drawn for HuberDistance"):
+        tuner.step(torch.randn(4, 6), torch.randn(4, 3))
 
 
 def test_groups_have_their_own_rates():

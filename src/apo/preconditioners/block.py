@@ -108,11 +108,12 @@ class Block(ABC):
         with self._arithmetic():
             return self._pull_back(self._read("gradient", gradient), self._read("cotangent", cotangent))
 
-    def observe(self, gradient: Tensor) -> None:
-        """Take the gradient of a training step into the statistics; a block without statistics has nothing to do.
+    def observe(self, gradient: Tensor, sampled: bool = False) -> None:
+        """Take a gradient into the statistics; a block without statistics has nothing to do.
 
         Args:
-            gradient: g, as given to :meth:`apply`, whose result has already been used for this step.
+            gradient: g of a training step, as given to :meth:`apply`, whose result has already been used for this step.
+            sampled: Whether it is not g, but the gradient of the loss at targets drawn from the network's own outputs.
         """
 
     def constrain(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, final
 
 import torch
@@ -58,6 +58,9 @@ class Eigenbasis(Preconditioner):
         refresh_interval: Steps between changes of the bases. Then they are improved by one QR decomposition, and V is
             rotated. After 10, 30 and 100 steps they are computed by an eigendecomposition.
         memory: Coefficient of the running averages.
+        statistics: What U, R and V are statistics of: the ``"gradients"`` of training steps, or, for ``"fisher"``,
+            gradients at targets that are drawn from the network's outputs, one more forward and backward pass per
+            meta-step. The second is a curvature also where the loss is nearly zero, as in regression.
         conv: ``"auto"`` views a convolution as a matrix, and if its rows are longer than ``max_dim`` factors it, with
             one basis for input channels and one for kernel positions. ``"matrix"`` and ``"factored"`` do the same with
             all.
@@ -81,7 +84,7 @@ class Eigenbasis(Preconditioner):
     """
 
     _averages_momentum: ClassVar[bool] = True
-    _COPIED: ClassVar[tuple[str, ...]] = (*Preconditioner._COPIED, "refresh_interval")
+    _COPIED: ClassVar[tuple[str, ...]] = (*Preconditioner._COPIED, "refresh_interval", "wants_sampled_gradients")
 
     def __init__(
         self,
@@ -96,6 +99,7 @@ class Eigenbasis(Preconditioner):
         decoupled_weight_decay: bool = False,
         refresh_interval: int = 200,
         memory: float = EIGENBASIS_MEMORY,
+        statistics: str = "gradients",
         conv: str = "auto",
         max_dim: int = 1200,
         matmul: str = "float32",
@@ -103,7 +107,10 @@ class Eigenbasis(Preconditioner):
         warmup_steps: int = 0,
         distribute: bool | None = None,
     ) -> None:
-        self._choices = Choices(conv, max_dim, matmul, memory)
+        if statistics not in ("gradients", "fisher"):
+            raise ValueError(f"statistics must be 'gradients' or 'fisher', got {statistics!r}")
+        self.wants_sampled_gradients = statistics == "fisher"
+        self._choices = Choices(conv, max_dim, matmul, memory, self.wants_sampled_gradients)
         self.refresh_interval = whole_number("refresh_interval", refresh_interval)
         super().__init__(
             model,
@@ -129,6 +136,15 @@ class Eigenbasis(Preconditioner):
         super().take_step()
         if self.steps in _EXACT or self.steps % self.refresh_interval == 0:
             self.refresh(exact=self.steps in _EXACT)
+
+    @torch.no_grad()
+    def observe_sampled(self, gradients: Mapping[Tensor, Tensor]) -> None:
+        """Take gradients at sampled targets into the statistics; the rule calls this if they are wanted.
+
+        Args:
+            gradients: By parameter, sharded as the parameters are.
+        """
+        self._direction.observe(self.param_groups, gradients)
 
     def refresh(self, exact: bool = False) -> None:
         """Change to bases that fit the statistics of today.

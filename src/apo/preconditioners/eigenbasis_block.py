@@ -46,10 +46,15 @@ class EigenbasisBlock(Block):
     mean), so averages that start at zero need no correction, and P does not change if the loss is multiplied by a
     number.
 
+    **Sampled targets.** Squared gradients are a poor curvature where the loss is nearly zero, as in a regression that
+    fits its targets. With ``sampled=True`` U, R and V come from gradients of the loss on the same inputs at targets
+    drawn from the network's own outputs. Their covariance is the Fisher matrix divided by the size of the batch,
+    whatever the targets are, and P needs it up to a factor alone.
+
     **Spikes.** When a plateau ends, gradients may grow tenfold within a few steps, and a rate that was learned before
     would throw the weights far away. So a gradient counts for at most twice its usual length, which is the root of the
-    mean of the squared lengths before (the statistic ``weight`` is what the averages have of one, as they start at
-    zero). Gradients may still grow lastingly, by at most 1.5% a step.
+    mean of the squared lengths before (the statistics ``length`` and ``weight``, which grows
+    from zero to one as the averages do). Gradients may still grow lastingly, by at most 1.5% a step.
 
     **Change of basis.** :meth:`refresh` finds new eigenvectors. With :math:`O = U_{new}^\top U` the gradient's
     coordinates become :math:`O M`. If different coordinates are uncorrelated, as they are in an eigenbasis on average,
@@ -67,6 +72,7 @@ class EigenbasisBlock(Block):
         sides: The dimensions that have a basis, counted from the last one, which is -1.
         stack: If given, the gradient is ``[stack, *shape]``, and each part has its own basis and numbers.
         memory: The coefficient of the running averages: 0.99 remembers about a hundred steps.
+        sampled: Whether U, R and V come from gradients at sampled targets.
         matmul: Precision of products with the bases: ``"float32"``, ``"tf32"`` or ``"bfloat16"``.
         dtype: Type of the gradient; factors and statistics are at least float32.
         device: Where they live.
@@ -74,7 +80,7 @@ class EigenbasisBlock(Block):
     Example:
         >>> block = EigenbasisBlock((3, 5), (-2, -1))
         >>> sorted(block.factors), sorted(block.statistics)
-        (['log_damping', 'log_rate'], ['V', 'average-1', 'average-2', 'basis-1', 'basis-2', 'weight'])
+        (['log_damping', 'log_rate'], ['V', 'average-1', 'average-2', 'basis-1', 'basis-2', 'length', 'weight'])
         >>> gradient = torch.randn(3, 5)
         >>> bool((block.apply(gradient) == gradient).all())  # the identity, as long as it has observed nothing
         True
@@ -89,6 +95,7 @@ class EigenbasisBlock(Block):
         *,
         stack: int | None = None,
         memory: float = 0.99,
+        sampled: bool = False,
         matmul: str = "float32",
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
@@ -98,7 +105,9 @@ class EigenbasisBlock(Block):
         self._dims = len(shape)
         self._sides = tuple(sides)
         self._memory = memory
-        statistics = {"weight": torch.zeros(lead, **place), "V": torch.zeros((*lead, *shape), **place)}
+        self._sampled = sampled
+        statistics = {name: torch.zeros(lead, **place) for name in ("weight", "length")}
+        statistics["V"] = torch.zeros((*lead, *shape), **place)
         for side in self._sides:
             size = shape[side]
             statistics[f"average{side}"] = torch.zeros(*lead, size, size, **place)
@@ -107,16 +116,20 @@ class EigenbasisBlock(Block):
         super().__init__((*lead, *shape), factors, matmul=matmul, statistics=statistics)
 
     @torch.no_grad()
-    def observe(self, gradient: Tensor) -> None:
-        """Take a gradient into the averages and into V."""
+    def observe(self, gradient: Tensor, sampled: bool = False) -> None:
+        """Take a gradient into the averages and into V, if it is of their kind."""
+        share = 1.0 - self._memory
         with self._arithmetic():
-            gradient = self._shortened(self._read("gradient", gradient))
-            self.statistics["weight"].lerp_(torch.ones_like(self.statistics["weight"]), 1.0 - self._memory)
-            moments = self._rotated(gradient, into=True).square()
-            self.statistics["V"].lerp_(moments, 1.0 - self._memory)
-            for side in self._sides:
-                seen = contracted(gradient, gradient, side, self._dims)
-                self.statistics[f"average{side}"].lerp_(seen, 1.0 - self._memory)
+            gradient = self._read("gradient", gradient)
+            if not sampled:
+                gradient = self._shortened(gradient)
+                weight = self.statistics["weight"]
+                weight.lerp_(torch.ones_like(weight), share)
+                self.statistics["length"].lerp_(self._flat(gradient).square().mean(-1), share)
+            if sampled == self._sampled:
+                self.statistics["V"].lerp_(self._rotated(gradient, into=True).square(), share)
+                for side in self._sides:
+                    self.statistics[f"average{side}"].lerp_(contracted(gradient, gradient, side, self._dims), share)
 
     @torch.no_grad()
     def refresh(self, exact: bool = False) -> None:
@@ -178,7 +191,7 @@ class EigenbasisBlock(Block):
     def _shortened(self, gradient: Tensor) -> Tensor:
         """Return a gradient at most ``_LONGEST`` times as long as usual."""
         weight, least = self.statistics["weight"], torch.finfo(gradient.dtype).tiny
-        usual = self._flat(self.statistics["V"]).mean(-1) / weight.clamp_min(least)
+        usual = self.statistics["length"] / weight.clamp_min(least)
         now = self._flat(gradient).square().mean(-1).clamp_min(least)
         factor = (_LONGEST**2 * usual / now).clamp(max=1.0).sqrt()
         return gradient * self._spread(torch.where(weight > 0, factor, 1.0))

@@ -82,6 +82,7 @@ class Choices:
         max_dim: The longest side that gets a dense factor; for the full structure the largest number of parameters.
         matmul: Precision of products with the factors.
         memory: Coefficient of the running averages if the blocks are to be those of an eigenbasis; else None.
+        sampled: Whether these average gradients at sampled targets.
 
     Example:
         >>> Choices(max_dim=0)
@@ -94,6 +95,7 @@ class Choices:
     max_dim: int = 8192
     matmul: str = "float32"
     memory: float | None = None
+    sampled: bool = False
 
     def __post_init__(self) -> None:
         if self.conv not in ("matrix", "factored", "auto"):
@@ -313,7 +315,7 @@ def _eigenbasis(choices: Choices, *sides: int) -> Callable[..., Block]:
     """Return how to build a block in an eigenbasis; one of its last dimensions has a basis if it is not too long."""
     chosen = [index - len(sides) for index, side in enumerate(sides) if 1 < side <= choices.max_dim]
     assert choices.memory is not None
-    return partial(EigenbasisBlock, sides=chosen, memory=choices.memory)
+    return partial(EigenbasisBlock, sides=chosen, memory=choices.memory, sampled=choices.sampled)
 
 
 def _placement(like: Tensor, choices: Choices | None = None) -> dict[str, Any]:

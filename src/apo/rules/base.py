@@ -141,6 +141,7 @@ class Rule(ABC):
         split: Whether each of many processes keeps a part of phi; otherwise all have the same phi.
         interval: An interval between meta-steps that overrides the user's for now, or None. The tuner reads it.
         compares: Whether :meth:`after` needs to know what each batch says.
+        wants_sampled_gradients: Whether :meth:`observe_sampled` is to be called at every meta-step.
         early: How many of the first steps are all meta-steps if the user leaves the interval to the rule.
 
     Example:
@@ -156,6 +157,7 @@ class Rule(ABC):
     interval: int | None = None
     compares: bool = False
     early: int = 0
+    wants_sampled_gradients: bool = False
     optimizer: Optimizer
     meta_optimizer: Optimizer
 
@@ -207,6 +209,14 @@ class Rule(ABC):
             parameter.grad = gradient.to(parameter.device, parameter.dtype).reshape(parameter.shape)
         self.meta_optimizer.step()
         self.meta_optimizer.zero_grad()
+
+    def observe_sampled(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """Learn of the curvature at theta. The meta-step calls it after the weights have moved, if the rule wants it.
+
+        Args:
+            parameters: Those of the proposal.
+            gradients: Theirs, of the loss at targets that were drawn from the network's outputs.
+        """
 
     def after(self, outcome: Outcome) -> list[str]:
         """Learn how the look-ahead went. The meta-step calls it after phi moved, before the weights do.

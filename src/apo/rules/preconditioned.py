@@ -145,6 +145,16 @@ class Preconditioned(Rule):
                 group["lr"] *= fade / self._fade
             self._fade = fade
 
+    @property
+    def wants_sampled_gradients(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether the statistics of an eigenbasis are those of the Fisher matrix."""
+        return isinstance(self.optimizer, Eigenbasis) and self.optimizer.wants_sampled_gradients
+
+    def observe_sampled(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """Hand the gradients to the optimizer."""
+        assert isinstance(self.optimizer, Eigenbasis)
+        self.optimizer.observe_sampled(dict(zip(parameters, gradients, strict=True)))
+
     def meta_update(self, gradients: Sequence[Tensor], outcome: Outcome | None = None) -> None:
         """Move phi, within the range that its blocks allow."""
         super().meta_update(gradients, outcome)

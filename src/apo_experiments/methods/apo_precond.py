@@ -99,9 +99,8 @@ def _build(structure: str, problem: Problem, hyper: Mapping[str, Any], budget: B
     parameters = [p for p in problem.model.parameters() if p.requires_grad]
     warmup = _warmup(parameters, hyper)
     steps = min(3000, budget.steps // 10) if hyper["warmup_steps"] is None else hyper["warmup_steps"]
-    options = {
-        name: hyper[name] for name in ("conv", "max_dim", "matmul", "refresh_interval", "memory") if name in hyper
-    }
+    own = ("conv", "max_dim", "matmul", "refresh_interval", "memory", "statistics")
+    options = {name: hyper[name] for name in own if name in hyper}
     optimizer = _STRUCTURES[structure](
         problem.model,
         hyper["lr"],
@@ -156,6 +155,7 @@ PRECONDITIONED: dict[str, Method] = {
                 "matmul": "float32",
                 "refresh_interval": 200,
                 "memory": 0.99,
+                "statistics": "gradients",
             },
         ),
         _method("apo-precond-full", "full", "a learned full preconditioning matrix, for few weights", {"lr": 1e-3}),

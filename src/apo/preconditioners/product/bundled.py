@@ -27,7 +27,7 @@ from apo.preconditioners.simple_blocks import DiagonalBlock
 from apo.preconditioners.step import Groups, Rates, initial_steps
 from apo.torch_internals import foreach_add, foreach_div, foreach_mul, foreach_norm
 
-__all__ = ["Bundle", "Bundled", "Chain", "LookAhead", "Single", "Stack", "bundle_layers", "raw_gradients"]
+__all__ = ["Bundle", "Bundled", "Chain", "LookAhead", "Single", "Stack", "bundle_layers", "decayed", "raw_gradients"]
 
 # The most elements in the gradients of a bundle. Larger products are efficient on their own, and joining more layers
 # would only cost memory for intermediate results.
@@ -76,9 +76,12 @@ class Bundled(Direction):
         """Pull back bundle by bundle."""
         return self.pulled_back(self._look_ahead, cotangents)
 
-    def observe(self, groups: Groups) -> None:
+    def observe(self, groups: Groups, sampled: Mapping[Tensor, Tensor] | None = None) -> None:
         """Update the joint blocks."""
-        self.observed(groups, raw_gradients(groups))
+        if sampled is None:
+            self.observed(groups, decayed(groups, raw_gradients(groups)))
+        else:
+            self.observed(groups, sampled, True)
 
     def mean_eigenvalues(self) -> dict[str, Tensor]:
         """Return the mean eigenvalues, in the order of the plan."""
@@ -98,7 +101,7 @@ class Bundled(Direction):
     ) -> tuple[dict[Tensor, Tensor], LookAhead]:
         """Return P g for gradients without weight decay; to look ahead, -P g and what :meth:`pulled_back` needs."""
         before, rates = initial_steps(self._layers, groups)
-        gradients = _scaled(_decayed(groups, raw), before)
+        gradients = _scaled(decayed(groups, raw), before)
         kept: list[tuple[Bundle, Tensor]] = []
         found: dict[Tensor, Tensor] = {}
         for bundle in self._current_bundles():
@@ -115,13 +118,13 @@ class Bundled(Direction):
         # Only parameters with a gradient move, but a bundle's product has values for the others too.
         return _scaled({p: found[p] for p in gradients}, rates), LookAhead(kept, rates)
 
-    def observed(self, groups: Groups, raw: Mapping[Tensor, Tensor]) -> None:
-        """Take gradients without weight decay into the statistics."""
-        gradients = _scaled(_decayed(groups, raw), initial_steps(self._layers, groups)[0])
+    def observed(self, groups: Groups, gradients: Mapping[Tensor, Tensor], sampled: bool = False) -> None:
+        """Take gradients, with weight decay unless they are at sampled targets, into the statistics."""
+        gradients = _scaled(gradients, initial_steps(self._layers, groups)[0])
         for bundle in self._current_bundles():
             joint = bundle.gather(gradients)
             if joint is not None:
-                bundle.block.observe(joint)
+                bundle.block.observe(joint, sampled)
 
     def pulled_back(self, look_ahead: LookAhead, cotangents: Mapping[Tensor, Tensor]) -> dict[str, dict[str, Tensor]]:
         """Return the gradients of the factors."""
@@ -150,7 +153,7 @@ def raw_gradients(groups: Groups) -> dict[Tensor, Tensor]:
     return {p: p.grad.to_dense() if p.grad.is_sparse else p.grad for p in with_gradients}  # type: ignore[union-attr]
 
 
-def _decayed(groups: Groups, raw: Mapping[Tensor, Tensor]) -> dict[Tensor, Tensor]:
+def decayed(groups: Groups, raw: Mapping[Tensor, Tensor]) -> dict[Tensor, Tensor]:
     """Add coupled weight decay to gradients."""
     found = dict(raw)
     for group in groups:

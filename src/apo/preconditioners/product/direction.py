@@ -42,8 +42,13 @@ class Direction(ABC):
         """
 
     @abstractmethod
-    def observe(self, groups: Groups) -> None:
-        """Take the gradients, which include coupled weight decay, into the statistics of the blocks."""
+    def observe(self, groups: Groups, sampled: Mapping[Tensor, Tensor] | None = None) -> None:
+        """Take gradients into the statistics of the blocks.
+
+        Args:
+            groups: The optimizer's param groups.
+            sampled: Gradients at sampled targets, by parameter; None for those in ``.grad``, with coupled weight decay.
+        """
 
     @abstractmethod
     def mean_eigenvalues(self) -> dict[str, Tensor]:

@@ -61,11 +61,11 @@ class LayerByLayer(Direction):
                 found[layer.name] = layer.block.pull_back(self._gradients[layer.name], layer.view.gather(parts))
         return found
 
-    def observe(self, groups: Groups) -> None:
+    def observe(self, groups: Groups, sampled: Mapping[Tensor, Tensor] | None = None) -> None:
         """Update the blocks that this process keeps; all processes have to assemble the shards of a gradient."""
-        for layer, gradient in self._gathered(groups, initial_steps(self._layers, groups)[0]):
+        for layer, gradient in self._gathered(groups, initial_steps(self._layers, groups)[0], sampled):
             if self._ownership.is_mine(layer):
-                layer.block.observe(gradient)
+                layer.block.observe(gradient, sampled is not None)
 
     def mean_eigenvalues(self) -> dict[str, Tensor]:
         """Return the mean eigenvalues; if the blocks are distributed, all processes have to call this."""
@@ -104,11 +104,16 @@ class LayerByLayer(Direction):
             found |= _finished(*under_way.popleft(), rates)
         return found
 
-    def _gathered(self, groups: Groups, before: Rates) -> Iterator[tuple[Layer, Tensor]]:
+    def _gathered(
+        self, groups: Groups, before: Rates, sampled: Mapping[Tensor, Tensor] | None = None
+    ) -> Iterator[tuple[Layer, Tensor]]:
         """Return the gradient of each layer that has one; it may share memory with ``.grad``."""
         group_of = {p: group for group in groups for p in group["params"]}
         for layer in self._layers:
-            gradients = [_gradient(p, group_of[p], before.get(p, 1.0)) for p in layer.params]
+            if sampled is None:
+                gradients = [_gradient(p, group_of[p], before.get(p, 1.0)) for p in layer.params]
+            else:
+                gradients = [before.get(p, 1.0) * whole(sampled[p]) if p in sampled else None for p in layer.params]
             if any(gradient is not None for gradient in gradients):
                 yield layer, layer.view.gather(gradients)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from apo.passes.graphs import capture, recorded
 from apo.preconditioners.plan import Layer
-from apo.preconditioners.product.bundled import Bundled, LookAhead, raw_gradients
+from apo.preconditioners.product.bundled import Bundled, LookAhead, decayed, raw_gradients
 from apo.preconditioners.product.direction import Direction
 from apo.preconditioners.step import Groups
 from apo.vectors import assign_, copies
@@ -107,12 +107,14 @@ class Replayed(Direction):
         graph = self._graph("pull_back", pull, cotangents.values())
         return self._plain.pulled_back(kept, cotangents) if graph is None else graph(cotangents.values())
 
-    def observe(self, groups: Groups) -> None:
-        """Update the joint blocks."""
-        raw = raw_gradients(groups)
-        graph = self._product("observe", groups, raw, lambda given: self._plain.observed(groups, given))
+    def observe(self, groups: Groups, sampled: Mapping[Tensor, Tensor] | None = None) -> None:
+        """Update the joint blocks; gradients at sampled targets, which are rare, eagerly."""
+        raw = {} if sampled is not None else raw_gradients(groups)
+        graph = self._product(
+            "observe", groups, raw, lambda given: self._plain.observed(groups, decayed(groups, given))
+        )
         if graph is None:
-            self._plain.observed(groups, raw)
+            self._plain.observe(groups, sampled)
         else:
             graph(raw.values())
 
