@@ -68,6 +68,24 @@ def test_a_rate_that_compares_batches_is_the_same_on_all_processes_and_nearly_th
     assert first["rates"] == pytest.approx(alone["rates"], rel=0.02)
 
 
+def _fisher_statistics(wrapper: str) -> dict[str, Any]:
+    tuner = build("fisher_eigenbasis", wrapper)
+    train(tuner, 0, 31)
+    return {
+        f"{layer.name}/{key}": tensor.clone()
+        for layer in tuner.optimizer.layers
+        for key, tensor in layer.block.tensors.items()
+        if not tensor.is_meta
+    }
+
+
+def test_gradients_at_sampled_targets_are_averaged_over_the_processes(tmp_path):
+    first, second = in_processes(2, tmp_path / "ddp", _fisher_statistics, "ddp")
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    shared = in_processes(2, tmp_path / "fsdp", _fisher_statistics, "fsdp")
+    torch.testing.assert_close(shared[0] | shared[1], first, rtol=1e-3, atol=1e-4)
+
+
 def _train_to_the_end(wrapper: str) -> dict[str, Any]:
     tuner = build("rate", wrapper, total_steps=STEPS)
     train(tuner, 0, STEPS)

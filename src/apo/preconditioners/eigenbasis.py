@@ -39,8 +39,8 @@ class Eigenbasis(Preconditioner):
     normalisation layers and single numbers have no basis: there V is a second moment per weight.
 
     ``apo.Preconditioned(Eigenbasis(model))`` has its own defaults, and needs neither a rate nor a schedule: a warm
-    start, a meta-step at each of the first 50 steps, Adam at 0.03 for the logarithms of r and :math:`\delta`, and an
-    end that fades if ``total_steps`` is given.
+    start, a meta-step at each of the first 50 steps, Adam at 0.03 for the logarithms of r and :math:`\delta`, weights
+    of 0.3 and 0.1 for the function-space and the weight-space term, and an end that fades if ``total_steps`` is given.
 
     Args:
         model: The network, or a parameter or list of parameters that belong to no module.

@@ -31,6 +31,8 @@ _LONG_WAIT = 300
 #: Where an eigenbasis starts, relative to the turning point, and how many meta-steps in a row it then learns in.
 EIGENBASIS_START = 0.3
 EIGENBASIS_EARLY = 50
+#: Its weights of the function-space and the weight-space term.
+EIGENBASIS_WEIGHTS = (0.3, 0.1)
 
 
 class Preconditioned(Rule):
@@ -86,7 +88,8 @@ class Preconditioned(Rule):
             warm_start = EIGENBASIS_START if two_numbers else None
         if warm_start is not None and not (isinstance(warm_start, (int, float)) and warm_start > 0):
             raise ValueError(f"warm_start must be positive, None or 'auto', got {warm_start!r}")
-        self.early = EIGENBASIS_EARLY if two_numbers else 0
+        if two_numbers:
+            self.early, self.fsd_weight, self.wsd_weight = EIGENBASIS_EARLY, *EIGENBASIS_WEIGHTS
         self.optimizer = optimizer
         self.optimizer.wait_for_hand_over(guard and optimizer.warmup is not None)
         self.patience = whole_number("patience", patience, "use guard=False to hand over by step count")
