@@ -8,7 +8,9 @@ from functools import partial
 import torch
 from torch import nn
 
-from .contenders import AttachedRate, Bare, Contender, KroneckerRule, LearnedRate
+import apo
+
+from .contenders import AttachedRate, Bare, Contender, LearnedRate, PreconditionedRule
 from .memory import peak_memory
 from .results import Row
 from .rivals import HAS_TORCHOPT, Floor, TorchOpt, Unrolled
@@ -22,7 +24,7 @@ CASES: dict[str, Builder] = {
     "lr-k10": partial(LearnedRate, interval=10),
     "lr-k100": partial(LearnedRate, interval=100),
     "lr-k10-attach": partial(AttachedRate, interval=10),
-    "kron-k10": partial(KroneckerRule, interval=10),
+    "kron-k10": partial(PreconditionedRule, interval=10),
     "lr-k10-unrolled": partial(Unrolled, interval=10),
     "lr-k10-torchopt": partial(TorchOpt, interval=10),
     "lr-k10-floor": partial(Floor, interval=10),
@@ -31,20 +33,25 @@ CASES: dict[str, Builder] = {
     "lr-k1-torchopt": partial(TorchOpt, interval=1),
     "lr-k1-floor": partial(Floor, interval=1),
     "lr-k10-graph": partial(LearnedRate, interval=10, cuda_graph=True),
-    "kron-k10-tf32": partial(KroneckerRule, interval=10, matmul="tf32"),
-    "kron-k10-bf16": partial(KroneckerRule, interval=10, matmul="bfloat16"),
-    "kron-k10-factored": partial(KroneckerRule, interval=10, conv="factored"),
-    "kron-k10-factored-tf32": partial(KroneckerRule, interval=10, conv="factored", matmul="tf32"),
-    "kron-k10-factored-bf16": partial(KroneckerRule, interval=10, conv="factored", matmul="bfloat16"),
+    "kron-k10-tf32": partial(PreconditionedRule, interval=10, matmul="tf32"),
+    "kron-k10-bf16": partial(PreconditionedRule, interval=10, matmul="bfloat16"),
+    "kron-k10-factored": partial(PreconditionedRule, interval=10, conv="factored"),
+    "kron-k10-factored-tf32": partial(PreconditionedRule, interval=10, conv="factored", matmul="tf32"),
+    "kron-k10-factored-bf16": partial(PreconditionedRule, interval=10, conv="factored", matmul="bfloat16"),
     "kron-k10-factored-tf32-graph": partial(
-        KroneckerRule, interval=10, cuda_graph=True, conv="factored", matmul="tf32"
+        PreconditionedRule, interval=10, cuda_graph=True, conv="factored", matmul="tf32"
+    ),
+    "eigen-k10": partial(PreconditionedRule, interval=10, structure=apo.Eigenbasis),
+    "eigen-k10-tf32": partial(PreconditionedRule, interval=10, structure=apo.Eigenbasis, matmul="tf32"),
+    "eigen-k10-tf32-graph": partial(
+        PreconditionedRule, interval=10, structure=apo.Eigenbasis, cuda_graph=True, matmul="tf32"
     ),
     "kfac-k10": partial(Kfac, interval=10),
     "shampoo-k10": partial(Shampoo, interval=10),
     "soap-k10": partial(Soap, interval=10),
 }
 #: Cases that only say something on a large convolutional network.
-_LARGE = {name for name in CASES if name.startswith("kron-k10-")}
+_LARGE = {name for name in CASES if name.startswith(("kron-k10-", "eigen-k10-"))}
 _LARGE |= {"lr-k10-graph", "kfac-k10", "shampoo-k10", "soap-k10"}
 #: Those that a small one tells as well, in less time.
 _SMALL = {name for name in CASES if name.startswith(("lr-k100", "lr-k1-")) or name.endswith(("unrolled", "torchopt"))}

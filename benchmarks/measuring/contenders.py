@@ -81,19 +81,27 @@ class AttachedRate(Contender):
         self.optimizer.step()
 
 
-class KroneckerRule(Contender):
-    """The Kronecker preconditioner; unlike the others it replaces the optimizer, so every step costs more.
+class PreconditionedRule(Contender):
+    """A preconditioner; unlike the others it replaces the optimizer, so every step costs more.
 
     Args:
         model: The network.
         interval: Steps between meta-steps.
+        structure: The preconditioner's class.
         cuda_graph: See :class:`apo.Tuner`.
         options: Options of the preconditioner.
     """
 
-    def __init__(self, model: nn.Module, interval: int, cuda_graph: bool = False, **options: Any) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        interval: int,
+        structure: type[apo.Preconditioner] = apo.Kronecker,
+        cuda_graph: bool = False,
+        **options: Any,
+    ) -> None:
         super().__init__(model, interval)
-        optimizer = apo.Kronecker(model, lr=LEARNING_RATE, **options)
+        optimizer = structure(model, lr=LEARNING_RATE, **options)
         self.tuner = apo.APO(optimizer, model, criterion=F.cross_entropy, interval=interval, cuda_graph=cuda_graph)
 
     def step(self, inputs: Tensor, target: Tensor) -> None:

@@ -22,7 +22,7 @@ from apo.errors import ApoWarning, MissingBatchError, NonFiniteError, NotLinearE
 from apo.loop.attach import Attached, attach, criterion
 from apo.loop.explicit import APO
 from apo.loop.tuner import Tuner
-from apo.preconditioners import Diagonal, Full, Kronecker, Preconditioner
+from apo.preconditioners import Diagonal, Eigenbasis, Full, Kronecker, Preconditioner
 from apo.rules import LearningRate, Preconditioned, Proposal, RateAndMomentum, Rule, register_tail
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "register_tail",
     # preconditioners
     "Kronecker",
+    "Eigenbasis",
     "Diagonal",
     "Full",
     "Preconditioner",

@@ -100,11 +100,16 @@ def preconditioned(model):
     return apo.Preconditioned(apo.Kronecker(model, lr=0.05), meta_optimizer=frozen_meta, warm_start=0.1)
 
 
+def eigenbasis(model):
+    return apo.Preconditioned(apo.Eigenbasis(model, lr=0.05), meta_optimizer=frozen_meta, warm_start=0.1)
+
+
 def rate_and_momentum(model):
     return apo.RateAndMomentum(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5), meta_optimizer=frozen_meta)
 
 
 RULES = {"learning-rate": learning_rate, "preconditioned": preconditioned, "rate-and-momentum": rate_and_momentum}
+RULES |= {"eigenbasis": eigenbasis}
 DOORS = {"explicit": explicit, "attach": attached}
 OPTIONS = {
     "previous": {},

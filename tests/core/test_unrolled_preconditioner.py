@@ -16,6 +16,9 @@ STRUCTURES = {
     "kronecker-matrix": apo.Kronecker,
     "kronecker-factored": lambda *args, **options: apo.Kronecker(*args, conv="factored", **options),
     "kronecker-short": lambda *args, **options: apo.Kronecker(*args, max_dim=5, **options),
+    "eigenbasis": apo.Eigenbasis,
+    "eigenbasis-factored": lambda *args, **options: apo.Eigenbasis(*args, conv="factored", **options),
+    "eigenbasis-short": lambda *args, **options: apo.Eigenbasis(*args, max_dim=5, **options),
 }
 
 

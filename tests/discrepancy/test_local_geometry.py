@@ -83,3 +83,26 @@ def test_curvature_of_mean_and_log_variance_is_the_fisher_information():
     found = hessian(divergence, torch.cat([mean, log_variance]))
     expected = torch.diag(torch.stack([torch.exp(-log_variance[0]), torch.tensor(0.5, dtype=torch.float64)]))
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["categorical", "bernoulli", "squared", "probabilities"])
+def test_residuals_at_sampled_targets_have_the_curvature_as_covariance(name):
+    discrepancy = BernoulliKL(of="probabilities") if name == "probabilities" else DISCREPANCIES[name]
+    z = Z[:1].sigmoid() if name == "probabilities" else Z[:1]
+    residuals = discrepancy.residual(z.expand(40_000, 3), torch.Generator().manual_seed(1))
+    metric = hessian(lambda new: discrepancy(new, z), z).reshape(3, 3)
+    torch.testing.assert_close(residuals.mean(0), torch.zeros_like(Z[0]), rtol=0, atol=0.06)
+    torch.testing.assert_close(residuals.mT @ residuals / len(residuals), metric, rtol=0.05, atol=0.1)
+
+
+def test_classes_are_drawn_along_their_dimension():
+    logits = torch.randn(4, 3, 5)
+    residual = CategoricalKL(dim=1).residual(logits, torch.Generator().manual_seed(1))
+    drawn = logits.softmax(1) - residual
+    assert ((drawn.abs() < 1e-6) | ((drawn - 1).abs() < 1e-6)).all() and (drawn.sum(1) - 1).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("name", ["gaussian", "poisson", "huber", "bregman"])
+def test_a_discrepancy_without_a_sampler_says_so(name):
+    with pytest.raises(TypeError, match="targets cannot be drawn for"):
+        DISCREPANCIES[name].sampled_loss(Z, torch.Generator())

@@ -13,8 +13,10 @@ from apo.integrations.distributed import latest_checkpoint, load_checkpoint, sav
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning:torch")]
 
-# Each with its wrapper. The rate's run has optimizer state, the Kronecker runs have momentum, a warm-up and factors.
+# Each with its wrapper. The rate's run has optimizer state, the Kronecker runs have momentum, a warm-up and factors,
+# and that in the eigenbasis has statistics.
 KINDS = [("rate", "ddp"), ("adam_rate", "fsdp"), ("kronecker", "fsdp"), ("warmed_kronecker", "ddp")]
+KINDS += [("shared_eigenbasis", "ddp")]
 
 
 def _state(tuner) -> dict[str, Any]:

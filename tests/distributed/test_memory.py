@@ -11,12 +11,12 @@ import apo
 from apo.preconditioners.ownership import balanced
 
 
-def _factor_bytes(wrapper: str, distribute: bool | None) -> tuple[int, int]:
+def _factor_bytes(structure: str, wrapper: str, distribute: bool | None) -> tuple[int, int]:
     model = wrap(wide_network(), wrapper)
-    rule = apo.Preconditioned(apo.Kronecker(model, lr=0.1, distribute=distribute))
+    rule = apo.Preconditioned(getattr(apo, structure)(model, lr=0.1, distribute=distribute))
     tuner = apo.APO(rule, model, criterion=torch.nn.functional.mse_loss)
     tuner.step(torch.randn(4, 16), torch.randn(4, 3))
-    held = {t.data_ptr(): t for layer in rule.optimizer.layers for t in layer.block.factors.values() if not t.is_meta}
+    held = {t.data_ptr(): t for layer in rule.optimizer.layers for t in layer.block.tensors.values() if not t.is_meta}
     learned = [t for state in rule.meta_optimizer.state.values() for t in state.values()]
     return _bytes(held.values()), _bytes(learned)
 
@@ -25,16 +25,17 @@ def _bytes(tensors) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def _both() -> dict[str, tuple[int, int]]:
-    shared, sharded = _factor_bytes("ddp", True), _factor_bytes("fsdp", None)
-    return {"ddp": shared, "fsdp": sharded, "ddp, not shared": _factor_bytes("ddp", None)}
+def _both(structure: str) -> dict[str, tuple[int, int]]:
+    shared, sharded = _factor_bytes(structure, "ddp", True), _factor_bytes(structure, "fsdp", None)
+    return {"ddp": shared, "fsdp": sharded, "ddp, not shared": _factor_bytes(structure, "ddp", None)}
 
 
 @pytest.mark.distributed
 @pytest.mark.slow
-def test_each_of_four_processes_keeps_at_most_0_35_of_the_factors_and_of_what_learns_them(tmp_path):
-    factors, learned = _factor_bytes("plain", None)
-    for result in in_processes(4, tmp_path, _both):
+@pytest.mark.parametrize("structure", ["Kronecker", "Eigenbasis"])
+def test_each_of_four_processes_keeps_at_most_0_35_of_the_blocks_and_of_what_learns_them(structure, tmp_path):
+    factors, learned = _factor_bytes(structure, "plain", None)
+    for result in in_processes(4, tmp_path, _both, structure):
         for case in ("ddp", "fsdp"):
             assert result[case][0] <= 0.35 * factors
             assert result[case][1] <= 0.35 * learned

@@ -13,6 +13,8 @@ pytestmark = pytest.mark.distributed
 
 STEPS = 200
 TOLERANCE = 1e-6
+#: A basis turns by more than the rounding of the statistics between directions in which these are nearly equal.
+TOLERANCES = {"shared_eigenbasis": 1e-5}
 
 
 # Four processes under fully_shard are slow on a small machine: they do without the variations.
@@ -21,6 +23,7 @@ CASES = {
     "4 processes, ddp": (4, "ddp", tuple(RULES)),
     "2 processes, fsdp": (2, "fsdp", ("rate", "adam_rate", "kronecker")),
     "2 processes, fsdp, warm-up": (2, "fsdp", ("warmed_kronecker",)),
+    "2 processes, fsdp, eigenbasis": (2, "fsdp", ("shared_eigenbasis",)),
     "4 processes, fsdp, rate": (4, "fsdp", ("rate",)),
     "4 processes, fsdp, kronecker": (4, "fsdp", ("kronecker",)),
 }
@@ -48,7 +51,7 @@ def test_weights_and_phi_are_those_of_one_process_with_the_same_global_batch(
 ):
     found = in_processes(size, tmp_path, _train_all, wrapper, rules)
     for rule in rules:
-        _check_same(one_process[rule], [results[rule] for results in found])
+        _check_same(one_process[rule], [results[rule] for results in found], TOLERANCES.get(rule, TOLERANCE))
 
 
 def _train_measured(wrapper: str) -> dict[str, Any]:
@@ -63,6 +66,24 @@ def test_a_rate_that_compares_batches_is_the_same_on_all_processes_and_nearly_th
     alone, (first, second) = _train_measured("plain"), in_processes(2, tmp_path, _train_measured, wrapper)
     assert first == second
     assert first["rates"] == pytest.approx(alone["rates"], rel=0.02)
+
+
+def _fisher_statistics(wrapper: str) -> dict[str, Any]:
+    tuner = build("fisher_eigenbasis", wrapper)
+    train(tuner, 0, 31)
+    return {
+        f"{layer.name}/{key}": tensor.clone()
+        for layer in tuner.optimizer.layers
+        for key, tensor in layer.block.tensors.items()
+        if not tensor.is_meta
+    }
+
+
+def test_gradients_at_sampled_targets_are_averaged_over_the_processes(tmp_path):
+    first, second = in_processes(2, tmp_path / "ddp", _fisher_statistics, "ddp")
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    shared = in_processes(2, tmp_path / "fsdp", _fisher_statistics, "fsdp")
+    torch.testing.assert_close(shared[0] | shared[1], first, rtol=1e-3, atol=1e-4)
 
 
 def _train_to_the_end(wrapper: str) -> dict[str, Any]:
@@ -81,12 +102,12 @@ def test_processes_that_know_the_end_of_training_go_there_as_one_does(one_proces
     _check_same(alone, in_processes(2, tmp_path, _train_to_the_end, wrapper))
 
 
-def _check_same(expected: dict[str, Any], outcomes: list[dict[str, Any]]) -> None:
+def _check_same(expected: dict[str, Any], outcomes: list[dict[str, Any]], tolerance: float = TOLERANCE) -> None:
     assert len(expected["records"]) == STEPS // 10
     assert all(found["records"] == outcomes[0]["records"] for found in outcomes)  # to the last bit
     for found in outcomes:
-        torch.testing.assert_close(found["weights"], expected["weights"], rtol=0, atol=TOLERANCE)
-        torch.testing.assert_close(found["phi"], expected["phi"], rtol=0, atol=TOLERANCE)
+        torch.testing.assert_close(found["weights"], expected["weights"], rtol=0, atol=tolerance)
+        torch.testing.assert_close(found["phi"], expected["phi"], rtol=0, atol=tolerance)
         torch.testing.assert_close(
             torch.tensor(found["records"]), torch.tensor(expected["records"]), rtol=1e-3, atol=1e-5
         )

@@ -82,18 +82,30 @@ def warmed_kronecker(model: nn.Module) -> apo.Rule:
     return apo.Preconditioned(optimizer)
 
 
+def shared_eigenbasis(model: nn.Module) -> apo.Rule:
+    """With its defaults, and shared blocks."""
+    return apo.Preconditioned(apo.Eigenbasis(model, momentum=0.5, weight_decay=1e-3, distribute=True))
+
+
+def fisher_eigenbasis(model: nn.Module) -> apo.Rule:
+    """Whose statistics depend on the number of processes, because each draws its own targets."""
+    return apo.Preconditioned(apo.Eigenbasis(model, statistics="fisher"))
+
+
 RULES: dict[str, Callable[[nn.Module], apo.Rule]] = {
     "rate": rate,
     "adam_rate": adam_rate,
     "kronecker": kronecker,
     "shared_kronecker": shared_kronecker,
     "warmed_kronecker": warmed_kronecker,
+    "shared_eigenbasis": shared_eigenbasis,
 }
 
 
 def build(rule: str, wrapper: str, interval: int = 10, total_steps: int | None = None, **options: Any) -> apo.APO:
     model = wrap(network(), wrapper, **options)
-    chosen = measured_rate if rule == "measured_rate" else RULES[rule]
+    others = {"measured_rate": measured_rate, "fisher_eigenbasis": fisher_eigenbasis}
+    chosen = (RULES | others)[rule]
     return apo.APO(chosen(model), model, criterion=F.mse_loss, interval=interval, total_steps=total_steps)
 
 

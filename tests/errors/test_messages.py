@@ -265,7 +265,7 @@ def test_options_of_the_learning_rate_rule_that_make_no_sense(options, sentence)
             "patience must be a whole number of at least 1, got 0: use guard=False to hand over",
         ),
         ({"warmup_interval": 0}, "warmup_interval must be a whole number of at least 1, got 0"),
-        ({"warm_start": -1.0}, "warm_start must be positive or None, got -1.0"),
+        ({"warm_start": -1.0}, "warm_start must be positive, None or 'auto', got -1.0"),
     ],
 )
 def test_options_of_the_preconditioning_rule_that_make_no_sense(options, sentence):

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from tests.preconditioners.conformance import BlockSuite, randomised
 
-from apo.preconditioners import Block, DiagonalBlock, FactoredConvBlock, FullBlock, KroneckerBlock
+from apo.preconditioners import Block, DiagonalBlock, EigenbasisBlock, FactoredConvBlock, FullBlock, KroneckerBlock
 
 
 class TestFull(BlockSuite):
@@ -92,6 +92,42 @@ class TestFactoredConvWithoutKernel(BlockSuite):
 
     def make(self, **placement):
         return FactoredConvBlock(3, 2, 4, dense_kernel=False, **placement)
+
+
+class EigenbasisSuite(BlockSuite):
+    factor_shapes: ClassVar = {"log_rate": (), "log_damping": ()}
+
+
+class TestEigenbasis(EigenbasisSuite):
+    def make(self, **placement):
+        return EigenbasisBlock((3, 4), (-2, -1), **placement)
+
+
+class TestEigenbasisOfOneSide(EigenbasisSuite):
+    def make(self, **placement):
+        return EigenbasisBlock((3, 4), (-1,), **placement)
+
+
+class TestEigenbasisOfThreeDimensions(EigenbasisSuite):
+    def make(self, **placement):
+        return EigenbasisBlock((3, 4, 2), (-3, -2, -1), **placement)
+
+
+class TestEigenbasisWithoutSides(EigenbasisSuite):
+    def make(self, **placement):
+        return EigenbasisBlock((5,), **placement)
+
+
+class TestEigenbasisOfScalar(EigenbasisSuite):
+    def make(self, **placement):
+        return EigenbasisBlock((), **placement)
+
+
+class TestEigenbasisStack(EigenbasisSuite):
+    factor_shapes: ClassVar = {"log_rate": (2,), "log_damping": (2,)}
+
+    def make(self, **placement):
+        return EigenbasisBlock((3, 4), (-2, -1), stack=2, **placement)
 
 
 def test_kronecker_is_the_papers_formula_with_columns_stacked():

@@ -12,7 +12,7 @@ from tests.preconditioners.test_step import assert_same_weights, train, twins
 from tests.preconditioners.zoo import backward, build
 from torch import nn
 
-from apo.preconditioners import Diagonal, Full, Kronecker, Preconditioner
+from apo.preconditioners import Diagonal, Eigenbasis, Full, Kronecker, Preconditioner
 
 
 def with_warmup(model, steps=2, **options) -> Kronecker:
@@ -126,7 +126,7 @@ def make(final: type[Preconditioner], model: nn.Module, warm: bool) -> Precondit
 
 @pytest.mark.parametrize("warm", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("final", [Full, Diagonal, Kronecker])
+@pytest.mark.parametrize("final", [Full, Diagonal, Kronecker, Eigenbasis])
 def test_resumes_bit_exactly(final, dtype, warm):
     model = build("mlp")[0].to(dtype)
     batch = torch.randn(6, 4, dtype=dtype)

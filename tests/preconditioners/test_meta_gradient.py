@@ -10,7 +10,7 @@ from tests.preconditioners.conformance import randomised
 from tests.preconditioners.zoo import ZOO, backward, build
 from torch import Tensor, nn
 
-from apo.preconditioners import Diagonal, Full, Kronecker, Preconditioner
+from apo.preconditioners import Diagonal, Eigenbasis, Full, Kronecker, Preconditioner
 
 STRUCTURES: dict[str, Callable[..., Preconditioner]] = {
     "full": Full,
@@ -18,6 +18,9 @@ STRUCTURES: dict[str, Callable[..., Preconditioner]] = {
     "kronecker": Kronecker,
     "kronecker factored": lambda *args, **kw: Kronecker(*args, conv="factored", **kw),
     "kronecker short": lambda *args, **kw: Kronecker(*args, max_dim=3, **kw),
+    "eigenbasis": Eigenbasis,
+    "eigenbasis factored": lambda *args, **kw: Eigenbasis(*args, conv="factored", **kw),
+    "eigenbasis short": lambda *args, **kw: Eigenbasis(*args, max_dim=3, **kw),
 }
 
 

@@ -24,8 +24,8 @@ def dense(model, **options) -> dict[str, list[str]]:
     }
 
 
-@pytest.mark.parametrize("conv", ["matrix", "factored"])
-@pytest.mark.parametrize("structure", ["kronecker", "diagonal", "full"])
+@pytest.mark.parametrize("conv", ["matrix", "factored", "auto"])
+@pytest.mark.parametrize("structure", ["kronecker", "eigenbasis", "diagonal", "full"])
 @pytest.mark.parametrize("name", ZOO)
 def test_every_parameter_is_covered_exactly_once(name, structure, conv):
     model, _ = build(name)

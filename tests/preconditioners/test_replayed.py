@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from apo.preconditioners import Kronecker
+from apo.preconditioners import Eigenbasis, Kronecker
 from apo.preconditioners.product.bundled import Bundled
 from apo.preconditioners.product.replayed import Replayed, pays
 
@@ -21,11 +21,11 @@ def network():
     return nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(16, 5), nn.Linear(5, 5)).cuda()
 
 
-def pair(**options):
+def pair(structure=Kronecker, **options):
     """Returns two equal optimizers: one that replays, one that does not."""
     optimizers = []
     for kind in (Replayed, Bundled):
-        optimizer = Kronecker(network(), lr=0.1, **options)
+        optimizer = structure(network(), lr=0.1, **options)
         generator = torch.Generator("cuda").manual_seed(1)
         for factor in optimizer.factors():
             factor.add_(torch.randn(factor.shape, device="cuda", generator=generator), alpha=0.1)
@@ -76,8 +76,25 @@ def test_steps_and_meta_steps_are_the_same(conv):
     assert set(optimizers[0]._direction._graphs) == names
 
 
-def test_whatever_changes_between_steps_is_seen():
-    optimizers = pair(weight_decay=0.1)
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_statistics_and_bases_are_the_same(decoupled):
+    optimizers = pair(Eigenbasis, momentum=0.9, weight_decay=0.1, decoupled_weight_decay=decoupled, refresh_interval=4)
+    for step in range(20):
+        give_gradients(optimizers, seed=step)
+        if step % 2:
+            for ours, theirs in zip(*(meta_step(optimizer) for optimizer in optimizers), strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+        for optimizer in optimizers:
+            optimizer.step()
+        one, other = ([layer.block.statistics["V"] for layer in optimizer.layers] for optimizer in optimizers)
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+        assert_same(optimizers)
+    assert "observe" in optimizers[0]._direction._graphs
+
+
+@pytest.mark.parametrize("structure", [Kronecker, Eigenbasis])
+def test_whatever_changes_between_steps_is_seen(structure):
+    optimizers = pair(structure, weight_decay=0.1)
     state = None
     for step in range(24):
         give_gradients(optimizers, seed=step, without={0, 3} if 8 <= step < 13 else ())

@@ -59,3 +59,7 @@ class TestDiagonal(PreconditionedSuite):
 
 class TestFull(PreconditionedSuite):
     structure = apo.Full
+
+
+class TestEigenbasis(PreconditionedSuite):
+    structure = apo.Eigenbasis

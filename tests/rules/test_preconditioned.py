@@ -110,7 +110,8 @@ def test_the_summary_tells_the_size_of_p():
     [
         ({"patience": 0}, "patience must be a whole number of at least 1, got 0"),
         ({"warmup_interval": 0}, "warmup_interval must be a whole number of at least 1, got 0"),
-        ({"warm_start": -1.0}, "warm_start must be positive or None, got -1.0"),
+        ({"warm_start": -1.0}, "warm_start must be positive, None or 'auto', got -1.0"),
+        ({"warm_start": "half"}, "warm_start must be positive, None or 'auto', got 'half'"),
     ],
 )
 def test_bad_arguments_are_named(options, message):

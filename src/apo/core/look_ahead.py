@@ -135,6 +135,22 @@ class LookAheads:
             advance_(gradient, in_unit, number * self.objective.wsd_weight)
         return LookAhead(Terms(_sum(losses, wsd), _sum(discrepancies, wsd), wsd), gradient, comparison)
 
+    def sampled_gradient(self, seed: int) -> list[Tensor]:
+        """Return the gradient at theta of the loss on the first pass of B, at targets drawn from the outputs.
+
+        Args:
+            seed: Of the targets.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        with self.surface.undisturbed(), torch.enable_grad():
+            for module, training in self.batches[-1].modes:
+                module.training = training
+            outputs, _ = self.batches[0].evaluate(self.network, self.criterion)
+            _times(self.objective.sampled_loss(outputs, generator), self.scale).backward()
+            gradient = [_gradient(p, self.scale) for p in self.parameters]
+        self._drop_assembled_weights()
+        return gradient
+
     def loss_at_theta(self) -> Tensor:
         """Return Q at theta itself, where nothing has moved: what a look-ahead has to lower."""
         loss = self._own_loss_at_theta()

@@ -41,6 +41,8 @@ _NORMS_OVER_IMAGES = (
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.GroupNorm,
     nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
 )  # fmt: skip
+#: More than any number of processes.
+_PROCESSES = 1_000_003
 #: Largest relative difference of phi between processes, which is zero on equal machines.
 _DRIFT = 1e-5
 
@@ -125,6 +127,10 @@ class Engine:
             rule.first_look(proposal, slope, often)
         ahead = look_aheads.look(proposal.displacement())
         gradients = proposal.pull_back(ahead.gradient)
+        sampled = None
+        if rule.wants_sampled_gradients:
+            # A seed for each step and process, so that resuming needs no state of a random stream.
+            sampled = look_aheads.sampled_gradient(step * _PROCESSES + (dist.get_rank() if several else 0))
 
         # All numbers come to the host together, so that a device is waited for once.
         step_norm = proposal.step_norm()
@@ -162,6 +168,8 @@ class Engine:
             self._return_point.keep(step)
         if not (rule.standing is Standing.LOST and self._return_point.go_back()):
             proposal.take_step()
+            if sampled is not None:
+                rule.observe_sampled(parameters, sampled)
             if step_norm is None:
                 try:
                     self._check_step(step, norm(parameters).item())

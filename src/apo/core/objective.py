@@ -136,7 +136,8 @@ class ProximalObjective:
             raise ValueError(f"other_batch_share must be from 0 to 1, got {other_batch_share}: 0 is the paper's")
         self.share_is_default = share_is_default
         self.horizon = None if total_steps is None else Horizon(total_steps)
-        self.discrepancy = _discrepancy(discrepancy, criterion) if self.fsd_weight > 0 else None
+        self._wanted = (discrepancy, criterion)
+        self.discrepancy = _discrepancy(*self._wanted) if self.fsd_weight > 0 else None
         self._ignore_index = _ignore_index(criterion)
         if not (mask is None or mask == "auto" or callable(mask)):
             raise TypeError(f"mask must be 'auto', None or a function of a batch's recording, got {mask!r}")
@@ -186,6 +187,10 @@ class ProximalObjective:
         if callable(self._mask):
             mask = self._mask(recording)
         return self.discrepancy(new, old, mask=mask, target=recording.target)
+
+    def sampled_loss(self, outputs: Any, generator: torch.Generator) -> Tensor:
+        """Return a loss at targets drawn from the outputs, see :meth:`apo.Discrepancy.sampled_loss`."""
+        return (self.discrepancy or _discrepancy(*self._wanted)).sampled_loss(outputs, generator)
 
     def _padding(self, recording: Recording, new: Any) -> Tensor | None:
         """Find the mask that the batch itself carries, if its shape fits the outputs."""

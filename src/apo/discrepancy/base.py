@@ -77,6 +77,24 @@ class Discrepancy(ABC):
         options = {name: value for name, value in vars(self).items() if value is not None}
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in options.items())})"
 
+    def sampled_loss(self, outputs: Any, generator: torch.Generator) -> Tensor:
+        r"""Return a number whose gradient in the outputs is that of the loss at targets drawn from the outputs.
+
+        The gradient's mean is zero and its covariance, for each position, is the Hessian of :math:`\rho` at equal
+        outputs, up to a factor that all positions share.
+
+        Args:
+            outputs: What the network returned.
+            generator: Draws the targets, on the host.
+
+        Raises:
+            TypeError: If the discrepancy belongs to no distribution that can be drawn from.
+        """
+        raise TypeError(
+            f"targets cannot be drawn for {type(self).__name__}: use CategoricalKL, BernoulliKL or SquaredError, or "
+            "statistics='gradients'"
+        )
+
     @abstractmethod
     def between(self, new: Any, old: Any, mask: Tensor | None, target: Any) -> Tensor:
         """Evaluate the divergence of the selected outputs; see :meth:`__call__` for the arguments."""
@@ -101,6 +119,16 @@ class TensorDiscrepancy(Discrepancy):
         del target
         divergences = [self.between_tensors(n, o, mask) for n, o in paired_tensors(new, old)]
         return torch.stack(divergences).sum() if len(divergences) > 1 else divergences[0]
+
+    def sampled_loss(self, outputs: Any, generator: torch.Generator) -> Tensor:
+        """Add what each tensor says."""
+        selected = select_output(outputs, self.output)
+        pairs = paired_tensors(selected, selected)
+        return torch.stack([(new * self.residual(old, generator)).mean() for new, old in pairs]).sum()
+
+    def residual(self, output: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the derivative of the loss in an output, at a target drawn from it; see :meth:`sampled_loss`."""
+        return super().sampled_loss(output, generator)  # raises the error
 
     @abstractmethod
     def between_tensors(self, new: Tensor, old: Tensor, mask: Tensor | None) -> Tensor:

@@ -60,6 +60,14 @@ class BernoulliKL(TensorDiscrepancy):
         if_zero = weigh(torch.sigmoid(-old), functional.logsigmoid(-old) - functional.logsigmoid(-new))
         return average(if_one + if_zero, mask, self.reduction)
 
+    def residual(self, output: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the probability less what was drawn, and the derivative of that in a probability."""
+        p = output.sigmoid() if self.of == "logits" else output
+        residual = p - (torch.rand(p.shape, generator=generator).to(p) < p).to(p)
+        if self.of == "logits":
+            return residual
+        return residual / (p * (1 - p)).clamp(min=torch.finfo(p.dtype).eps)
+
 
 def _between_probabilities(new: Tensor, old: Tensor) -> Tensor:
     """Return the divergence of each element; a saturated output, whose logarithm is infinite, has no gradient."""

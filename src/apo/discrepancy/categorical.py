@@ -53,6 +53,14 @@ class CategoricalKL(TensorDiscrepancy):
         # weigh() turns the NaN of classes with logit -inf at both weights into 0.
         return average(weigh(log_p.exp(), log_p - log_q).sum(dim=-1), mask, "mean")
 
+    def residual(self, output: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the probabilities less one for the class that was drawn."""
+        class_dim = self._class_dimension(output)
+        p = output.softmax(class_dim)
+        threshold = torch.rand(p.narrow(class_dim, 0, 1).shape, generator=generator).to(p)
+        drawn = (p.cumsum(class_dim) < threshold).sum(class_dim, keepdim=True).clamp(max=p.shape[class_dim] - 1)
+        return p - torch.zeros_like(p).scatter(class_dim, drawn, 1.0)
+
     def _class_dimension(self, logits: Tensor) -> int:
         dim = self.dim if isinstance(self.dim, int) else min(1, logits.ndim - 1)
         if not -logits.ndim <= dim < logits.ndim or logits.ndim == 0:

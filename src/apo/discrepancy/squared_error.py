@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
+import torch
 from torch import Tensor
 
 from .base import Reduction, TensorDiscrepancy, average, check_reduction, keep_masked_in
@@ -40,3 +41,7 @@ class SquaredError(TensorDiscrepancy):
         new, old = keep_masked_in(mask, new.shape, new, old)
         square = (new - old).square()
         return average(square / 2 if self.reduction == "sum" else square, mask, self.reduction)
+
+    def residual(self, output: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the distance from a target with unit variance."""
+        return torch.randn(output.shape, generator=generator).to(output)

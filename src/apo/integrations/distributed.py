@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from apo.integrations.distributed_names import NamedTensors, factor_names, parameter_names, unwrapped
+from apo.integrations.distributed_names import NamedTensors, block_tensors, factor_names, parameter_names, unwrapped
 from apo.loop.checkpoints import drop_summary
 from apo.loop.tuner import Tuner
 from apo.passes.isolation import RandomState
@@ -130,7 +130,7 @@ def _named_state(tuner: Tuner) -> tuple[NamedTensors, dict[str, Any]]:
     common["optimizer"] = _split_state("optimizer", own, parameter_names(tuner.model, optimizer), tensors)
     if isinstance(optimizer, Preconditioner):
         names = factor_names(optimizer)
-        tensors.update({f"factors/{name}": factor for name, factor in zip(names, optimizer.factors(), strict=True)})
+        tensors.update({f"factors/{name}": tensor for name, tensor in block_tensors(optimizer).items()})
         rule = common["apo"]["rule"] = dict(common["apo"]["rule"])
         rule["meta_optimizer"] = _split_state("meta", rule["meta_optimizer"], names, tensors)
         preconditioner = common["preconditioner"] = own["preconditioner"] | {"factors": None}
@@ -167,7 +167,7 @@ def _optimizer_state(tuner: Tuner, tensors: NamedTensors, common: dict[str, Any]
     optimizer, own = tuner.optimizer, {"apo": common["apo"]}
     own |= _joined_state("optimizer", common["optimizer"], parameter_names(tuner.model, optimizer), tensors)
     if isinstance(optimizer, Preconditioner):
-        factors = {layer.name: layer.block.factors for layer in optimizer.layers if optimizer.ownership.is_mine(layer)}
+        factors = {layer.name: layer.block.tensors for layer in optimizer.layers if optimizer.ownership.is_mine(layer)}
         preconditioner = own["preconditioner"] = common["preconditioner"] | {"factors": factors}
         names = factor_names(optimizer)
         meta = _joined_state("meta", common["apo"]["rule"]["meta_optimizer"], names, tensors)
@@ -188,7 +188,7 @@ def _targets(tuner: Tuner, saved: Mapping[str, Any]) -> NamedTensors:
     owners = _owners("optimizer", parameter_names(tuner.model, optimizer), optimizer)
     if isinstance(optimizer, Preconditioner):
         names = factor_names(optimizer)
-        targets.update({f"factors/{name}": factor for name, factor in zip(names, optimizer.factors(), strict=True)})
+        targets.update({f"factors/{name}": tensor for name, tensor in block_tensors(optimizer).items()})
         owners |= {f"meta/{name}": factor for name, factor in zip(names, optimizer.factors(), strict=True)}
         if optimizer.warmup is not None:
             owners |= _owners("warmup", parameter_names(tuner.model, optimizer.warmup), optimizer.warmup)

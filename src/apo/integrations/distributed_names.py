@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 from apo.preconditioners import Preconditioner
 from apo.torch_internals import uncompiled
 
-__all__ = ["NamedTensors", "factor_names", "parameter_names", "unwrapped"]
+__all__ = ["NamedTensors", "block_tensors", "factor_names", "parameter_names", "unwrapped"]
 
 NamedTensors = dict[str, Tensor]
 
@@ -42,6 +42,18 @@ def parameter_names(model: nn.Module, optimizer: Optimizer) -> list[str]:
     names = {id(p): name for name, p in unwrapped(model).named_parameters()}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return [names.get(id(p), f"unnamed.{index}") for index, p in enumerate(parameters)]
+
+
+def block_tensors(optimizer: Preconditioner) -> NamedTensors:
+    """Return the factors and statistics that this process keeps, by name.
+
+    Example:
+        >>> from apo import Diagonal
+        >>> list(block_tensors(Diagonal(nn.Linear(2, 2))))
+        ['weight/s', 'bias/s']
+    """
+    own = [layer for layer in optimizer.layers if optimizer.ownership.is_mine(layer)]
+    return {f"{layer.name}/{key}": tensor for layer in own for key, tensor in layer.block.tensors.items()}
 
 
 def factor_names(optimizer: Preconditioner) -> list[str]:

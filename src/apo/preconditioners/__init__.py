@@ -1,12 +1,14 @@
 """Preconditioners: torch optimizers whose meta-parameters are matrices.
 
-- :class:`Kronecker`, :class:`Diagonal` and :class:`Full` are the optimizers; :class:`Preconditioner` is their base
-  class.
+- :class:`Kronecker`, :class:`Eigenbasis`, :class:`Diagonal` and :class:`Full` are the optimizers;
+  :class:`Preconditioner` is their base class.
 - A :class:`Block` is the learned matrix of one layer. A :class:`View` reshapes a layer's parameters into the tensor
   that the block takes. :func:`plan_layers` gives every parameter of a model both.
 """
 
 from apo.preconditioners.block import Block
+from apo.preconditioners.eigenbasis import Eigenbasis
+from apo.preconditioners.eigenbasis_block import EigenbasisBlock
 from apo.preconditioners.factored_conv_block import FactoredConvBlock
 from apo.preconditioners.kronecker_block import KroneckerBlock
 from apo.preconditioners.optimizer import Preconditioner
@@ -25,11 +27,13 @@ from apo.preconditioners.views import (
 __all__ = [
     "Preconditioner",
     "Kronecker",
+    "Eigenbasis",
     "Diagonal",
     "Full",
     "Block",
     "KroneckerBlock",
     "FactoredConvBlock",
+    "EigenbasisBlock",
     "DiagonalBlock",
     "FullBlock",
     "Layer",

@@ -30,6 +30,7 @@ class Block(ABC):
         shape: Shape of the gradients that the block takes.
         factors: The learned tensors by name, leaves that do not require gradients, in a fixed order.
         matmul: Precision of products with factors: ``"float32"``, ``"tf32"`` or ``"bfloat16"``.
+        statistics: What the block keeps beside them, by other names: not learned, but gathered by :meth:`observe`.
 
     Attributes:
         lead: The number of leading batch dimensions: 1 for :meth:`stacked` blocks, otherwise 0.
@@ -45,10 +46,18 @@ class Block(ABC):
 
     stackable: ClassVar[bool] = False
 
-    def __init__(self, shape: Sequence[int], factors: Mapping[str, Tensor], *, matmul: str = "float32") -> None:
+    def __init__(
+        self,
+        shape: Sequence[int],
+        factors: Mapping[str, Tensor],
+        *,
+        matmul: str = "float32",
+        statistics: Mapping[str, Tensor] | None = None,
+    ) -> None:
         check_matmul(matmul)
         self.shape = tuple(shape)
         self.factors = dict(factors)
+        self.statistics = dict(statistics or {})
         self.matmul = matmul
         self.lead = 0
 
@@ -68,8 +77,14 @@ class Block(ABC):
         joint = copy.copy(blocks[0])  # including the attributes of a subclass
         joint.shape = (len(blocks), *joint.shape)
         joint.factors = {key: torch.stack([block.factors[key] for block in blocks]) for key in joint.factors}
+        joint.statistics = {key: torch.stack([block.statistics[key] for block in blocks]) for key in joint.statistics}
         joint.lead += 1
         return joint
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The factors and the statistics: all that a checkpoint needs."""
+        return {**self.factors, **self.statistics}
 
     def apply(self, gradient: Tensor) -> Tensor:
         """Return P g as a tensor of the same shape, in the factors' type.
@@ -93,6 +108,17 @@ class Block(ABC):
         with self._arithmetic():
             return self._pull_back(self._read("gradient", gradient), self._read("cotangent", cotangent))
 
+    def observe(self, gradient: Tensor, sampled: bool = False) -> None:
+        """Take a gradient into the statistics; a block without statistics has nothing to do.
+
+        Args:
+            gradient: g of a training step, as given to :meth:`apply`, whose result has already been used for this step.
+            sampled: Whether it is not g, but the gradient of the loss at targets drawn from the network's own outputs.
+        """
+
+    def constrain(self) -> None:
+        """Bring factors that a meta-optimizer has moved too far back into their range, if they have one."""
+
     def summary(self) -> dict[str, Tensor]:
         """Return values to log: ``mean_eigenvalue`` is the trace of P divided by its size, 1 at the start.
 
@@ -102,14 +128,15 @@ class Block(ABC):
             return {"mean_eigenvalue": self._trace() / prod(self.shape[self.lead :])}
 
     def move_factors(self, memory: Mapping[str, Tensor]) -> None:
-        """Move the factors to other memory, such as slices of a joint tensor, which already holds their values."""
-        for key, factor in self.factors.items():
-            factor.data = memory[key]  # the same tensor object, because a meta-optimizer holds it
+        """Move all tensors to other memory, such as slices of a joint tensor, which already holds their values."""
+        for key, tensor in self.tensors.items():
+            tensor.data = memory[key]  # the same tensor object, because a meta-optimizer holds it
 
     def release_factors(self) -> None:
-        """Free the memory of the factors and keep their shapes, for a block that another process computes."""
+        """Free the memory of all tensors and keep their shapes, for a block that another process computes."""
         # The shapes are still needed, to check a checkpoint and to receive the other process's product.
         self.factors = {key: factor.to("meta") for key, factor in self.factors.items()}
+        self.statistics = {key: tensor.to("meta") for key, tensor in self.statistics.items()}
 
     @abstractmethod
     def to_dense(self) -> Tensor:

@@ -64,7 +64,7 @@ def check_factors(layers: Sequence[Layer], saved: Mapping[str, Mapping[str, Tens
     for layer in layers:
         if layer.name not in saved:
             continue
-        shapes = {key: tuple(factor.shape) for key, factor in layer.block.factors.items()}
+        shapes = {key: tuple(tensor.shape) for key, tensor in layer.block.tensors.items()}
         found = {key: tuple(factor.shape) for key, factor in saved[layer.name].items()}
         if shapes != found:
             raise ValueError(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from apo.preconditioners.block import Block, factor_type
 
-__all__ = ["FactoredConvBlock"]
+__all__ = ["FactoredConvBlock", "along", "contracted"]
 
 # The factors in the order in which they are applied, with the dimension of the gradient that each acts on. The kernel's
 # comes first because its product reads a transposed gradient at no cost.
@@ -93,7 +93,7 @@ class FactoredConvBlock(Block):
         projected = _projections(gradient.to(narrow), modes)[-1]
         tensor = (s.square() * projected).to(narrow)
         for _, matrix, mode in reversed(modes):
-            tensor = _along(tensor, matrix, mode)
+            tensor = along(tensor, matrix, mode)
         return tensor.to(s.dtype)
 
     def _pull_back(self, gradient: Tensor, cotangent: Tensor) -> dict[str, Tensor]:
@@ -105,8 +105,8 @@ class FactoredConvBlock(Block):
         found = {"S": 2.0 * s * m * d_n}
         # Backwards through the factors: g and h are multiplied by those before U_j, n and d_m by those after it.
         for (name, matrix, mode), g, h in reversed(list(zip(modes, gradients, cotangents, strict=True))):
-            found[name] = _contracted(h, n, mode).to(s.dtype) + _contracted(g, d_m, mode).to(s.dtype)
-            n, d_m = _along(n, matrix, mode), _along(d_m, matrix, mode)
+            found[name] = contracted(h, n, mode).to(s.dtype) + contracted(g, d_m, mode).to(s.dtype)
+            n, d_m = along(n, matrix, mode), along(d_m, matrix, mode)
         return {name: found[name] for name in self.factors}
 
     def _trace(self) -> Tensor:
@@ -129,23 +129,23 @@ def _projections(tensor: Tensor, modes: list[tuple[str, Tensor, int]]) -> list[T
     """Multiply by one factor of U^T after another; return the tensor before the first and after each."""
     steps = [tensor]
     for _, matrix, mode in modes:
-        steps.append(_along(steps[-1], matrix.mT, mode))
+        steps.append(along(steps[-1], matrix.mT, mode))
     return steps
 
 
-def _along(tensor: Tensor, matrix: Tensor, mode: int) -> Tensor:
-    """Multiply a tensor ``[..., out, k, in]`` by a matrix along one of these dimensions."""
-    if mode == -3:
-        return (matrix @ tensor.flatten(-2)).reshape(tensor.shape)
+def along(tensor: Tensor, matrix: Tensor, mode: int, dims: int = 3) -> Tensor:
+    """Multiply a tensor by a matrix along one of its last two or three dimensions, such as ``[..., out, k, in]``."""
+    if mode == -dims:
+        return (matrix @ tensor.flatten(1 - dims)).reshape(tensor.shape)
     if mode == -1:
-        return (tensor.flatten(-3, -2) @ matrix.mT).reshape(tensor.shape)
+        return (tensor.flatten(-dims, -2) @ matrix.mT).reshape(tensor.shape)
     return matrix.unsqueeze(-3) @ tensor
 
 
-def _contracted(left: Tensor, right: Tensor, mode: int) -> Tensor:
-    """Return the matrix of inner products of the slices of two tensors ``[..., out, k, in]`` along one dimension."""
-    if mode == -3:
-        return left.flatten(-2) @ right.flatten(-2).mT
+def contracted(left: Tensor, right: Tensor, mode: int, dims: int = 3) -> Tensor:
+    """Return the matrix of inner products of the slices of two tensors along one of their last ``dims`` dimensions."""
+    if mode == -dims:
+        return left.flatten(1 - dims) @ right.flatten(1 - dims).mT
     if mode == -1:
-        return left.flatten(-3, -2).mT @ right.flatten(-3, -2)
+        return left.flatten(-dims, -2).mT @ right.flatten(-dims, -2)
     return (left @ right.mT).sum(-3)

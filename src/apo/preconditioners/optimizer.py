@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +46,8 @@ class Preconditioner(Optimizer, ABC):
     :meth:`displacement` used, so gradients and weights may change in between. Inside :meth:`deferring`, :meth:`step`
     only evaluates the closure, and the rule calls :meth:`take_step` once the factors have changed.
 
-    *For a new structure.* Override :meth:`plan`, which assigns parameters to blocks.
+    *For a new structure.* Override :meth:`plan`, which assigns parameters to blocks. Blocks that keep statistics of the
+    gradients see those of every step, after it has been computed and before the weights move.
 
     The arguments are explained at :class:`Kronecker`.
 
@@ -64,7 +65,10 @@ class Preconditioner(Optimizer, ABC):
         [(2, 2), (1, 1), (1, 2)]
     """
 
-    _COPIED = (
+    #: Whether momentum is a running average of P g, so that a gradient moves the weights as far as without.
+    _averages_momentum: ClassVar[bool] = False
+
+    _COPIED: ClassVar[tuple[str, ...]] = (
         "_layers", "ownership", "clip", "warmup", "warmup_steps", "_deferred", "_guarded",
         "_steps", "_handed_over", "_built",
     )  # fmt: skip
@@ -133,6 +137,7 @@ class Preconditioner(Optimizer, ABC):
         self._planned = {p for layer in layers for p in layer.params}
         # Weights are sharded before the optimizer is built, so one look is enough for all steps.
         self._sharded = any(is_sharded(p) for p in self._planned)
+        self._observes = any(layer.block.statistics for layer in layers)
         self._lookahead: list[Tensor] | None = None
         self._direction: Direction
         # Bundles and graphs need all factors and whole gradients in one process.
@@ -219,13 +224,22 @@ class Preconditioner(Optimizer, ABC):
     def take_step(self) -> None:
         """Move the weights once, with the warm-up's optimizer as long as it lasts, and count the step."""
         self._forget()  # first, to free the memory of the look-ahead
-        if self.warming_up and self.warmup is not None:
-            self.warmup.step()
-        else:
+        warmup, groups = self.warmup if self.warming_up else None, self.param_groups
+        if warmup is None:
             self.moved()  # raises an error for parameters without a block
-            directions = self._direction.directions(self.param_groups)
-            move_weights(self.param_groups, directions, self.state, self.clip, sharded=self._sharded)
+            directions, mean_steps = self._direction.directions(groups), self._mean_steps()
+        if self._observes:
+            self._direction.observe(groups)
+        if warmup is None:
+            how: dict[str, Any] = {"averaged": self._averages_momentum, "mean_steps": mean_steps}
+            move_weights(groups, directions, self.state, self.clip, sharded=self._sharded, **how)
+        else:
+            warmup.step()
         self._steps += 1
+
+    def _mean_steps(self) -> dict[Tensor, Tensor] | None:
+        """Return the mean eigenvalue of P by parameter if decoupled weight decay needs it, or None."""
+        return None
 
     @contextmanager
     def deferring(self) -> Iterator[None]:
@@ -321,14 +335,14 @@ class Preconditioner(Optimizer, ABC):
         return self._direction.mean_eigenvalues()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of a torch optimizer and the factors by layer; tensors share memory with the optimizer.
+        """Return a torch optimizer's state, and factors and statistics by layer; tensors share the optimizer's memory.
 
         All entries are tensors and plain values, so ``torch.load(..., weights_only=True)`` can read them.
         """
         return {
             **super().state_dict(),
             "preconditioner": {
-                "factors": {layer.name: dict(layer.block.factors) for layer in self._own_layers},
+                "factors": {layer.name: layer.block.tensors for layer in self._own_layers},
                 "steps": self._steps,
                 "handed_over": self._handed_over,
                 "warmup": None if self.warmup is None else self.warmup.state_dict(),
@@ -360,8 +374,8 @@ class Preconditioner(Optimizer, ABC):
             if buffer is not None:  # torch converted it to the parameter's type, which may be narrower
                 self.state[p]["momentum_buffer"] = buffer.to(p.device, copy=True)
         for layer in self._own_layers:
-            for key, factor in layer.block.factors.items():
-                factor.copy_(own["factors"][layer.name][key])
+            for key, tensor in layer.block.tensors.items():
+                tensor.copy_(own["factors"][layer.name][key])
         self._steps = own["steps"]
         self._handed_over = own["handed_over"]
         self._forget()

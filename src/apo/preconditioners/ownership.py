@@ -45,8 +45,8 @@ class Ownership:
         # because the next gradient is assembled meanwhile by a functional collective, and torch 2.13 corrupts its
         # memory about once in ten thousand times if gloo is busy with another operation.
         self.at_once = 1 if group is None or dist.get_backend(group) == "gloo" else self.size
-        # Both the memory of a block and the time of a product grow with the size of its factors.
-        costs = [sum(factor.numel() for factor in layer.block.factors.values()) for layer in layers]
+        # Both the memory of a block and the time of a product grow with the size of its tensors.
+        costs = [sum(tensor.numel() for tensor in layer.block.tensors.values()) for layer in layers]
         names = [layer.name for layer in layers]
         self._owners = dict(zip(names, balanced(costs, self.size), strict=True))
 

@@ -11,15 +11,16 @@ With the Kronecker structure, the block depends on the module that owns the para
 - Normalisation layers, and everything with at most one dimension longer than one: diagonal.
 - Anything else: ``[first, product of the others]``, without dimensions of length one.
 
-A side longer than ``max_dim`` gets no dense factor. A subclass of one of these modules is treated the same way;
-parameters that the subclass adds are treated by their shape.
+A side longer than ``max_dim`` gets no dense factor. In the eigenbasis structure the same matrices get a basis for each
+of their sides, and embeddings none, like everything that is diagonal. A subclass of one of these modules is treated the
+same way; parameters that the subclass adds are treated by their shape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import reduce
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, reduce
 from math import prod
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from apo.preconditioners.block import Block, check_matmul
+from apo.preconditioners.eigenbasis_block import EigenbasisBlock
 from apo.preconditioners.factored_conv_block import FactoredConvBlock
 from apo.preconditioners.kronecker_block import KroneckerBlock
 from apo.preconditioners.simple_blocks import DiagonalBlock, FullBlock
@@ -41,9 +43,13 @@ from apo.preconditioners.views import (
 )
 from apo.torch_internals import without_compile_prefix
 
-__all__ = ["Choices", "Layer", "diagonal_plan", "full_plan", "kronecker_plan", "plan_layers", "trainable_parameters"]
+__all__ = ["EIGENBASIS_MEMORY", "Choices", "Layer", "diagonal_plan", "full_plan", "kronecker_plan", "plan_layers"]
+__all__ += ["trainable_parameters"]
 
 Model = nn.Module | Tensor | Iterable[Tensor]
+
+#: The usual coefficient of running averages of an eigenbasis: they remember about a hundred steps.
+EIGENBASIS_MEMORY = 0.99
 
 
 class Layer(NamedTuple):
@@ -72,9 +78,11 @@ class Choices:
     """The user's choices about the blocks.
 
     Attributes:
-        conv: ``"matrix"`` or ``"factored"``: how convolutions are treated.
+        conv: ``"matrix"`` or ``"factored"``: how convolutions are treated; ``"auto"`` factors those that are too wide.
         max_dim: The longest side that gets a dense factor; for the full structure the largest number of parameters.
         matmul: Precision of products with the factors.
+        memory: Coefficient of the running averages if the blocks are to be those of an eigenbasis; else None.
+        sampled: Whether these average gradients at sampled targets.
 
     Example:
         >>> Choices(max_dim=0)
@@ -86,13 +94,23 @@ class Choices:
     conv: str = "matrix"
     max_dim: int = 8192
     matmul: str = "float32"
+    memory: float | None = None
+    sampled: bool = False
 
     def __post_init__(self) -> None:
-        if self.conv not in ("matrix", "factored"):
-            raise ValueError(f"conv must be 'matrix' or 'factored', got {self.conv!r}")
+        if self.conv not in ("matrix", "factored", "auto"):
+            raise ValueError(f"conv must be 'matrix', 'factored' or 'auto', got {self.conv!r}")
         if not isinstance(self.max_dim, int) or self.max_dim < 1:
             raise ValueError(f"max_dim must be a positive integer, got {self.max_dim!r}")
         check_matmul(self.matmul)
+        if self.memory is not None and not 0 <= self.memory < 1:
+            raise ValueError(f"memory must be a number of at least 0 and below 1, got {self.memory}")
+
+    def factors(self, convolution: Sequence[int]) -> bool:
+        """Return whether the weight ``[out, in, *k]`` of a convolution is factored, rather than a matrix."""
+        if self.conv == "auto":
+            return prod(convolution[2:]) > 1 and prod(convolution[1:]) >= self.max_dim  # and a column for the bias
+        return prod(convolution[2:]) > 1 and self.conv == "factored"
 
     def dense(self, *sides: int) -> list[bool]:
         """Return for each side whether it gets a dense factor."""
@@ -115,8 +133,10 @@ def plan_layers(
 
     Args:
         model: A module, or parameters that belong to no module.
-        structure: ``"kronecker"``, ``"diagonal"``, or ``"full"`` (one block for all parameters together).
-        conv: ``"matrix"`` or ``"factored"``: how the Kronecker structure treats convolutions.
+        structure: ``"kronecker"``, ``"eigenbasis"``, ``"diagonal"``, or ``"full"`` (one block for all parameters
+            together).
+        conv: ``"matrix"``, ``"factored"`` or ``"auto"`` (factored where the matrix is too wide): how the first two
+            treat convolutions.
         max_dim: The longest side that gets a dense factor; for ``"full"`` the largest number of parameters.
         params: If given, plan only these; those that are not in the model are treated by their shape.
 
@@ -140,15 +160,17 @@ def plan_layers(
     choices = Choices(conv, max_dim)
     if structure == "kronecker":
         return kronecker_plan(model, params, choices)
+    if structure == "eigenbasis":
+        return kronecker_plan(model, params, replace(choices, memory=EIGENBASIS_MEMORY))
     if structure == "diagonal":
         return diagonal_plan(model, params)
     if structure == "full":
         return full_plan(model, params, choices)
-    raise ValueError(f"structure must be 'kronecker', 'diagonal' or 'full', got {structure!r}")
+    raise ValueError(f"structure must be 'kronecker', 'eigenbasis', 'diagonal' or 'full', got {structure!r}")
 
 
 def kronecker_plan(model: Model, params: Iterable[Tensor] | None, choices: Choices) -> list[Layer]:
-    """Plan a Kronecker-structured block for each module's weight and bias; see :func:`plan_layers`."""
+    """Plan a block with one matrix for each side of each module's weight and bias; see :func:`plan_layers`."""
     layers = []
     for owner in _owners(model, params):
         pieces: list[Piece] = []
@@ -255,13 +277,14 @@ def _by_shape(name: str, parameter: Tensor, choices: Choices) -> Piece:
     # A class token [1, 1, n] counts as a vector and a position embedding [1, length, n] as a matrix.
     sides = [side for side in parameter.shape if side != 1]
     if len(sides) < 2:
-        return _diagonal(name, parameter)
+        return _diagonal(name, parameter, choices)
     view = ReshapeView(parameter.shape, (sides[0], prod(sides[1:])))
     return (name,), view, _matrix_block(view, parameter, choices)
 
 
-def _diagonal(name: str, parameter: Tensor) -> Piece:
-    return (name,), ReshapeView(parameter.shape), DiagonalBlock(parameter.shape, **_placement(parameter))
+def _diagonal(name: str, parameter: Tensor, choices: Choices) -> Piece:
+    shape, block = parameter.shape, DiagonalBlock if choices.memory is None else _eigenbasis(choices)
+    return (name,), ReshapeView(shape), block(shape, **_placement(parameter))
 
 
 def _matrix(weight: str, bias: str, own: Own, choices: Choices, stack: int | None = None) -> Piece:
@@ -273,15 +296,26 @@ def _matrix(weight: str, bias: str, own: Own, choices: Choices, stack: int | Non
     return (weight, bias) if with_bias else (weight,), view, _matrix_block(view, tensor, choices)
 
 
-def _matrix_block(view: View, like: Tensor, choices: Choices) -> KroneckerBlock:
+def _matrix_block(view: View, like: Tensor, choices: Choices) -> Block:
     *stack, rows, cols = view.shape
-    dense = choices.dense(rows, cols)
-    return KroneckerBlock(rows, cols, *dense, stack=stack[0] if stack else None, **_placement(like, choices))
+    options = {"stack": stack[0] if stack else None, **_placement(like, choices)}
+    if choices.memory is not None:
+        return _eigenbasis(choices, rows, cols)((rows, cols), **options)
+    return KroneckerBlock(rows, cols, *choices.dense(rows, cols), **options)
 
 
 def _factored(shape: tuple[int, ...], like: Tensor, choices: Choices) -> tuple[View, Block]:
-    sides = (shape[0], shape[1], prod(shape[2:]))
-    return ChannelsLastView(shape), FactoredConvBlock(*sides, *choices.dense(*sides), **_placement(like, choices))
+    view, sides = ChannelsLastView(shape), (shape[0], shape[1], prod(shape[2:]))
+    if choices.memory is not None:
+        return view, _eigenbasis(choices, *view.shape)(view.shape, **_placement(like, choices))
+    return view, FactoredConvBlock(*sides, *choices.dense(*sides), **_placement(like, choices))
+
+
+def _eigenbasis(choices: Choices, *sides: int) -> Callable[..., Block]:
+    """Return how to build a block in an eigenbasis; one of its last dimensions has a basis if it is not too long."""
+    chosen = [index - len(sides) for index, side in enumerate(sides) if 1 < side <= choices.max_dim]
+    assert choices.memory is not None
+    return partial(EigenbasisBlock, sides=chosen, memory=choices.memory, sampled=choices.sampled)
 
 
 def _placement(like: Tensor, choices: Choices | None = None) -> dict[str, Any]:
@@ -295,27 +329,30 @@ def _linear(module: nn.Module, own: Own, choices: Choices) -> list[Piece]:
 
 def _convolution(module: nn.Module, own: Own, choices: Choices) -> list[Piece]:
     weight = own["weight"]
-    if choices.conv == "matrix" or prod(weight.shape[2:]) == 1:
-        return [_matrix("weight", "bias", own, choices)]
-    return [(("weight",), *_factored(weight.shape, weight, choices))]
+    if choices.factors(weight.shape):
+        return [(("weight",), *_factored(weight.shape, weight, choices))]
+    return [_matrix("weight", "bias", own, choices)]
 
 
 def _transposed_convolution(module: nn.Module, own: Own, choices: Choices) -> list[Piece]:
     # torch stores [in, out / groups, *k]; transposed, a row belongs to one output as in all other layers.
     weight, groups = own["weight"], getattr(module, "groups", 1)
     transposed = (weight.shape[1] * groups, weight.shape[0] // groups, *weight.shape[2:])
-    if choices.conv == "matrix" or prod(weight.shape[2:]) == 1:
+    inner: View
+    if choices.factors(transposed):
+        names: tuple[str, ...] = ("weight",)
+        inner, block = _factored(transposed, weight, choices)
+    else:
         names = ("weight", "bias") if "bias" in own else ("weight",)
         inner = MatrixView(transposed, bias="bias" in own)
         block = _matrix_block(inner, weight, choices)
-    else:
-        names = ("weight",)
-        inner, block = _factored(transposed, weight, choices)
     return [(names, TransposedConvView(weight.shape, groups, inner), block)]
 
 
 def _embedding(module: nn.Module, own: Own, choices: Choices) -> list[Piece]:
     weight = own["weight"]
+    if choices.memory is not None:
+        return [_diagonal("weight", weight, choices)]
     rows, cols = weight.shape
     # Most words are not in a batch; a factor that mixes rows would move them nevertheless.
     block = KroneckerBlock(rows, cols, False, *choices.dense(cols), **_placement(weight, choices))
@@ -323,7 +360,7 @@ def _embedding(module: nn.Module, own: Own, choices: Choices) -> list[Piece]:
 
 
 def _normalisation(module: nn.Module, own: Own, choices: Choices) -> list[Piece]:
-    return [_diagonal(name, parameter) for name, parameter in own.items()]
+    return [_diagonal(name, parameter, choices) for name, parameter in own.items()]
 
 
 def _attention(module: nn.Module, own: Own, choices: Choices) -> list[Piece]:

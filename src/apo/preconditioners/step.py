@@ -36,7 +36,14 @@ def initial_steps(layers: Sequence[Layer], groups: Groups) -> tuple[Rates, Rates
 
 
 def move_weights(
-    groups: Groups, directions: Mapping[Tensor, Tensor], state: Any, clip: float | None, *, sharded: bool
+    groups: Groups,
+    directions: Mapping[Tensor, Tensor],
+    state: Any,
+    clip: float | None,
+    *,
+    sharded: bool,
+    averaged: bool = False,
+    mean_steps: Mapping[Tensor, Tensor] | None = None,
 ) -> None:
     """Move every parameter that has a direction, with a few ``foreach`` operations per group.
 
@@ -46,6 +53,8 @@ def move_weights(
         state: The optimizer's state, which keeps the momentum.
         clip: The largest norm of the update of all parameters together, or None.
         sharded: Whether some parameters are DTensors.
+        averaged: Whether momentum is a running average of P g, instead of a sum that fades.
+        mean_steps: The mean eigenvalue of P by parameter, if decoupled weight decay is in proportion to it.
     """
     # Every process moves its own shards, without communication.
     local = _local if sharded else list
@@ -62,7 +71,7 @@ def move_weights(
                     state[p]["momentum_buffer"] = torch.zeros_like(direction)
             buffers = [state[p]["momentum_buffer"] for p in params]
             foreach_mul_(local(buffers), group["momentum"])
-            foreach_add_(local(buffers), local(update))
+            foreach_add_(local(buffers), local(update), alpha=1.0 - group["momentum"] if averaged else 1.0)
             update = buffers
         moving.append((group, params))
         updates.append(update)
@@ -72,7 +81,11 @@ def move_weights(
         updates = _clipped(updates, rates, clip)
     for (group, params), update, rate in zip(moving, updates, rates, strict=True):
         if group["decoupled_weight_decay"] and group["weight_decay"]:
-            foreach_mul_(local(params), 1.0 - group["lr"] * group["weight_decay"])
+            if mean_steps is None:
+                foreach_mul_(local(params), 1.0 - group["lr"] * group["weight_decay"])
+            else:
+                for p in params:
+                    local([p])[0].mul_(1.0 - (-rate * group["weight_decay"] * mean_steps[p]).clamp(max=1.0))
         foreach_add_(local(params), local(update), alpha=rate)
 
 

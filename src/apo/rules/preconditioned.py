@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from apo.arguments import whole_number
-from apo.preconditioners import Preconditioner
+from apo.preconditioners import Eigenbasis, Preconditioner
 from apo.rules.base import MetaOptimizerFactory, Outcome, Proposal, Rule, Slope
+from apo.rules.param_groups import is_scheduled
 from apo.rules.warm_start import first_turning_point, rate_of_a_tiny_step
 
 __all__ = ["Preconditioned", "meta_adam"]
@@ -27,6 +28,11 @@ __all__ = ["Preconditioned", "meta_adam"]
 _SEARCH_DEPTH = 1e-10
 #: Steps that the guard may wait before the user hears of it, however short the warm-up was.
 _LONG_WAIT = 300
+#: Where an eigenbasis starts, relative to the turning point, and how many meta-steps in a row it then learns in.
+EIGENBASIS_START = 0.3
+EIGENBASIS_EARLY = 50
+#: Its weights of the function-space and the weight-space term.
+EIGENBASIS_WEIGHTS = (0.3, 0.1)
 
 
 class Preconditioned(Rule):
@@ -37,13 +43,19 @@ class Preconditioned(Rule):
     not yet shrunk where curvature is high would destroy the network at that moment.
 
     Args:
-        optimizer: :class:`apo.Kronecker`, :class:`apo.Diagonal`, :class:`apo.Full` or another preconditioner.
-        meta_optimizer: Builds the meta-optimizer from a list of tensors; Adam at 1e-3.
+        optimizer: :class:`apo.Kronecker`, :class:`apo.Eigenbasis`, :class:`apo.Diagonal`, :class:`apo.Full` or another
+            preconditioner.
+        meta_optimizer: Builds the meta-optimizer from a list of tensors; Adam at 1e-3, or 0.03 for the logarithms of an
+            eigenbasis.
         guard: Hand over only when the look-ahead lowers Q.
         patience: At how many meta-steps in a row it has to.
         warmup_interval: Interval between meta-steps during the warm-up, None for the tuner's. 1 helps a great deal.
         warm_start: Scale P on the first batch, before any weight moves, to ``warm_start`` times the point at which the
             look-ahead along the gradient turns from better to worse; None to start at the optimizer's lr as it is.
+            ``"auto"`` is 0.3 for an eigenbasis, whose rates grow from there at each of the first 50 steps, else None.
+
+    An eigenbasis fades if the tuner knows ``total_steps``: over the second half its steps fall linearly to zero, unless
+    a scheduler is at work. Then ``param_groups[i]["lr"]`` falls with them.
 
     Example:
         >>> import apo, torch
@@ -67,21 +79,28 @@ class Preconditioned(Rule):
         guard: bool = True,
         patience: int = 3,
         warmup_interval: int | None = None,
-        warm_start: float | None = None,
+        warm_start: float | str | None = "auto",
     ) -> None:
         if not isinstance(optimizer, Preconditioner):
             raise TypeError(f"optimizer must be an apo preconditioner, got {type(optimizer).__name__}")
-        if warm_start is not None and not warm_start > 0:
-            raise ValueError(f"warm_start must be positive or None, got {warm_start}")
+        two_numbers = isinstance(optimizer, Eigenbasis)
+        if warm_start == "auto":
+            warm_start = EIGENBASIS_START if two_numbers else None
+        if warm_start is not None and not (isinstance(warm_start, (int, float)) and warm_start > 0):
+            raise ValueError(f"warm_start must be positive, None or 'auto', got {warm_start!r}")
+        if two_numbers:
+            self.early, self.fsd_weight, self.wsd_weight = EIGENBASIS_EARLY, *EIGENBASIS_WEIGHTS
         self.optimizer = optimizer
         self.optimizer.wait_for_hand_over(guard and optimizer.warmup is not None)
         self.patience = whole_number("patience", patience, "use guard=False to hand over by step count")
         self.warmup_interval = None if warmup_interval is None else whole_number("warmup_interval", warmup_interval)
         self.warm_start = warm_start
-        self.meta_optimizer = (meta_optimizer or META_OPTIMIZER)(
+        usual = EIGENBASIS_META_OPTIMIZER if two_numbers else META_OPTIMIZER
+        self.meta_optimizer = (meta_optimizer or usual)(
             self.phi() or [torch.zeros(0)]  # a process that keeps no block
         )
         self._streak = 0
+        self._fade = 1.0  # the end of training
 
     @classmethod
     def paper(cls, optimizer: Preconditioner, **options: Any) -> Preconditioned:
@@ -121,6 +140,29 @@ class Preconditioned(Rule):
     def phi(self) -> list[Tensor]:
         """Return the factors of all blocks that this process keeps."""
         return self.optimizer.factors()
+
+    def before_step(self, fade: float = 1.0) -> None:
+        """Let the steps of an eigenbasis fall at the end of training, unless a scheduler does so."""
+        if fade != self._fade and isinstance(self.optimizer, Eigenbasis) and not is_scheduled(self.optimizer):
+            for group in self.optimizer.param_groups:
+                group["lr"] *= fade / self._fade
+            self._fade = fade
+
+    @property
+    def wants_sampled_gradients(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether the statistics of an eigenbasis are those of the Fisher matrix."""
+        return isinstance(self.optimizer, Eigenbasis) and self.optimizer.wants_sampled_gradients
+
+    def observe_sampled(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """Hand the gradients to the optimizer."""
+        assert isinstance(self.optimizer, Eigenbasis)
+        self.optimizer.observe_sampled(dict(zip(parameters, gradients, strict=True)))
+
+    def meta_update(self, gradients: Sequence[Tensor], outcome: Outcome | None = None) -> None:
+        """Move phi, within the range that its blocks allow."""
+        super().meta_update(gradients, outcome)
+        for layer in self.optimizer.layers:
+            layer.block.constrain()
 
     def measuring(self) -> AbstractContextManager[None]:
         """Hold the optimizer's step back: the proposal takes it once P has been updated."""
@@ -168,16 +210,19 @@ class Preconditioned(Rule):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the meta-optimizer and the guard's count; the factors are in the optimizer's own state."""
-        return {"meta_optimizer": self.meta_optimizer.state_dict(), "streak": self._streak}
+        return {"meta_optimizer": self.meta_optimizer.state_dict(), "streak": self._streak, "fade": self._fade}
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Restore the meta-optimizer and the guard's count."""
         if state is not None:
             self.meta_optimizer.load_state_dict(state["meta_optimizer"])
             self._streak = int(state["streak"])
+            self._fade = float(state.get("fade", 1.0))
 
 
-def meta_adam(phi: list[Tensor], lr: float, betas: tuple[float, float] = (0.9, 0.999)) -> torch.optim.Adam:
+def meta_adam(
+    phi: list[Tensor], lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+) -> torch.optim.Adam:
     """Build Adam; on a GPU with each factor read and written once, because factors are larger than the network.
 
     Example:
@@ -185,11 +230,12 @@ def meta_adam(phi: list[Tensor], lr: float, betas: tuple[float, float] = (0.9, 0
         0.001
     """
     on_gpu = all(factor.is_cuda for factor in phi)
-    return torch.optim.Adam(phi, lr=lr, betas=betas, fused=True if on_gpu else None)
+    return torch.optim.Adam(phi, lr=lr, betas=betas, eps=eps, fused=True if on_gpu else None)
 
 
-#: The default meta-optimizer, and the paper's.
+#: The default meta-optimizer, the one for two numbers a layer (whose gradients shrink with the loss), and the paper's.
 META_OPTIMIZER = functools.partial(meta_adam, lr=1e-3)
+EIGENBASIS_META_OPTIMIZER = functools.partial(meta_adam, lr=0.03, eps=1e-12)
 PAPER_META_OPTIMIZER = functools.partial(meta_adam, lr=1e-4)
 
 

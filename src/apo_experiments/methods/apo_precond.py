@@ -1,4 +1,4 @@
-"""APO-Precond: a learned preconditioner with Kronecker, diagonal or full structure."""
+"""APO-Precond: a learned preconditioner with Kronecker, diagonal or full structure, or in an eigenbasis."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ _PRESETS = {
 
 _STRUCTURES: dict[str, type[apo.Preconditioner]] = {
     "kronecker": apo.Kronecker,
+    "eigenbasis": apo.Eigenbasis,
     "full": apo.Full,
     "diagonal": apo.Diagonal,
 }
@@ -75,7 +76,7 @@ def _by_width(
         factor: factor.shape[-1] / _WIDTH
         for layer in optimizer.layers
         for name, factor in layer.block.factors.items()
-        if name not in ("S", "s") and factor.shape[-1] > _WIDTH
+        if name not in ("S", "s") and factor.ndim > 1 and factor.shape[-1] > _WIDTH
     }
 
     def factory(phi: list[Tensor]) -> Optimizer:
@@ -91,10 +92,13 @@ def _by_width(
 
 def _build(structure: str, problem: Problem, hyper: Mapping[str, Any], budget: Budget) -> Stepper:
     build_rule, usual = _PRESETS[choose("preset", hyper["preset"], tuple(_PRESETS))]
+    if structure == "eigenbasis" and hyper["preset"] == "default":
+        usual = preconditioned.EIGENBASIS_META_OPTIMIZER
     parameters = [p for p in problem.model.parameters() if p.requires_grad]
     warmup = _warmup(parameters, hyper)
     steps = min(3000, budget.steps // 10) if hyper["warmup_steps"] is None else hyper["warmup_steps"]
-    options = {name: hyper[name] for name in ("conv", "max_dim", "matmul") if name in hyper}
+    own = ("conv", "max_dim", "matmul", "refresh_interval", "memory", "statistics")
+    options = {name: hyper[name] for name in own if name in hyper}
     optimizer = _STRUCTURES[structure](
         problem.model,
         hyper["lr"],
@@ -134,6 +138,23 @@ PRECONDITIONED: dict[str, Method] = {
             "kronecker",
             "APO-Precond: a learned EKFAC-shaped preconditioner",
             {"conv": "matrix", "max_dim": 8192, "matmul": "float32", "warmup": "sgdm"},
+        ),
+        _method(
+            "apo-eigen",
+            "eigenbasis",
+            "APO-Eigen: learned rates and dampings in the eigenbasis of gradient statistics",
+            {
+                "lr": 0.1,
+                "interval": None,
+                "total_steps": "auto",
+                "warm_start": preconditioned.EIGENBASIS_START,
+                "conv": "auto",
+                "max_dim": 1200,
+                "matmul": "float32",
+                "refresh_interval": 200,
+                "memory": 0.99,
+                "statistics": "gradients",
+            },
         ),
         _method("apo-precond-full", "full", "a learned full preconditioning matrix, for few weights", {"lr": 1e-3}),
         _method("apo-precond-diagonal", "diagonal", "a learned diagonal preconditioner", {"lr": 0.1}),

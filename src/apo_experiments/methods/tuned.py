@@ -22,7 +22,7 @@ from apo_experiments.problem import Budget, Problem
 
 #: Hyperparameters of the meta-objective; None for the weights leaves them to the rule.
 OBJECTIVE: dict[str, Any] = {
-    "interval": 10,
+    "interval": 10,  # None: the library's, which begins with a meta-step at each of the first steps
     "fsd_weight": None,
     "wsd_weight": None,
     "fsd_batch": "previous",
@@ -59,7 +59,7 @@ class TunedStepper(Stepper):
             network_for_meta_steps(problem, hyper),
             criterion=problem.loss,
             discrepancy=problem.discrepancy,
-            interval=hyper["interval"],
+            interval="auto" if hyper["interval"] is None else hyper["interval"],
             fsd_weight=hyper["fsd_weight"],
             wsd_weight=hyper["wsd_weight"],
             fsd_batch=choose("fsd_batch", hyper["fsd_batch"], ("previous", "same")),

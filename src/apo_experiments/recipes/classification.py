@@ -8,7 +8,8 @@ Here the preconditioner learns at every step of its warm-up, with a meta-rate of
 that hands over only once the look-ahead helps: with the paper's 1e-4 and a hand-over by step count alone, 22 of 24
 points of LeNet's grid diverged. Networks with BatchNorm get a larger FSD and a smaller WSD weight, as in the paper.
 Rates, damping and weight decay are starting points from the grids: `--best` takes what sweeps have found. (KFAC at 0.01
-diverges on LeNet within a few steps, so it starts at 0.003.)
+diverges on LeNet within a few steps, so it starts at 0.003.) APO-Eigen, which is not in the paper, has the library's
+defaults on all networks, and no schedule: it is told how long the run is.
 
 Scales: smoke runs on generated images with narrow networks, in seconds; cpu takes a few thousand real images and a
 narrower network (LeNet's is whole) for a few epochs, in minutes, which says little about the final accuracy; paper is
@@ -89,7 +90,7 @@ _PAPER_MINUTES = {"lenet": 60, "alexnet": 150, "vgg16": 400, "resnet18": 900, "r
 
 
 def entries(model: str, paper: tuple[float, ...] | None = None, schedule: str = "step") -> tuple[Entry, ...]:
-    """Return SGDm, Adam, KFAC and APO-Precond for a network, with the paper's accuracies if it has any."""
+    """Return the methods for a network, with the paper's accuracies if it has any."""
     normalised = model in _NORMALISED
     shared = {"weight_decay": 5e-4, "schedule": schedule}
     discrepancies = {"fsd_weight": 1.0, "wsd_weight": 0.1} if normalised else {"fsd_weight": 0.1, "wsd_weight": 0.3}
@@ -115,6 +116,8 @@ def entries(model: str, paper: tuple[float, ...] | None = None, schedule: str = 
             values[2],
         ),
         Entry("APO-Precond", "apo-precond", shared | apo, grid | grids.DECAY_PRECOND, {}, values[3]),
+        # The library's defaults: no rate and no schedule.
+        Entry("APO-Eigen", "apo-eigen", {"weight_decay": 5e-4}, grids.DECAY_PRECOND),
     )
 
 

@@ -9,6 +9,7 @@ Shampoo 9, KFAC 36, APO-Precond 24) on seed 0 at full length, the best three ran
 geometric mean counts. Seeds of one method differ by up to four orders of magnitude. APO-Precond needs a short
 memory of the meta-optimizer: at beta2 = 0.999 it was still at 5e-5 after 3,000 steps. With singular values evenly
 spaced on a linear scale, which was tried too, nearly all methods fell to 1e-20 and could not be distinguished.
+APO-Eigen, which is not in the paper, has the library's defaults but for the FSD weight.
 
 Scales: smoke 20 steps, cpu 3,000 steps (a minute or two), paper 10,000 steps and three seeds.
 """
@@ -40,6 +41,7 @@ _ENTRIES = (
         },
         grid=grids.APO_UCI,
     ),
+    Entry("APO-Eigen", "apo-eigen", {"fsd_weight": 0.0}, grid=grids.APO_UCI),
 )
 
 RECIPES = {

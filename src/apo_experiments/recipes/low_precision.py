@@ -29,7 +29,8 @@ _PAPER = {
 
 def _recipe(dataset: str, model: str) -> Recipe:
     paper = _PAPER[dataset, model]
-    chosen = tuple(replace(entry, paper=paper[entry.label]) for entry in entries(model) if entry.label in paper)
+    labels = {*paper, "APO-Eigen"}
+    chosen = tuple(replace(entry, paper=paper.get(entry.label)) for entry in entries(model) if entry.label in labels)
     cpu, epochs, minutes = CPU[model]
     name = f"low-precision-{model}" if dataset == "cifar10" else f"low-precision-{dataset}-{model}"
     return Recipe(

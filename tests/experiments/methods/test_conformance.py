@@ -42,6 +42,7 @@ OVERRIDES: dict[str, dict[str, object]] = {
     "dog": {"reps_rel": 1e-2},
     "apo-precond": {"lr": 0.3, "warmup_steps": 15, "warmup_interval": 1, "interval": 3},
     "apo-precond-full": {"lr": 0.05, "interval": 3, "wsd_weight": 0.3},
+    "apo-eigen": {"interval": 3},
     "apo-precond-diagonal": {"lr": 0.05, "interval": 3},
     "apo-rate-momentum": {"interval": 3},
 }
@@ -115,7 +116,7 @@ def test_clipping_and_bf16_autocast_work(name):
     assert all(p.dtype == torch.float32 for p in task.model.parameters())
 
 
-@pytest.mark.parametrize("name", ["sgdm", "adam", "kfac", "ekfac", "sgdm-apo", "adam-apo", "apo-precond"])
+@pytest.mark.parametrize("name", ["sgdm", "adam", "kfac", "ekfac", "sgdm-apo", "adam-apo", "apo-precond", "apo-eigen"])
 def test_16_bit_network_trains(name):
     task = classification(dtype=torch.bfloat16)
     before = tiny_loss(task)

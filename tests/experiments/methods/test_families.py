@@ -109,9 +109,19 @@ def test_meta_optimizers_are_the_librarys_where_nothing_is_set():
         ("apo-rate-momentum", {}, apo.RateAndMomentum(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))),
         ("apo-precond", {}, apo.Preconditioned(kronecker)),
         ("apo-precond", {"preset": "paper"}, apo.Preconditioned.paper(kronecker)),
+        ("apo-eigen", {}, apo.Preconditioned(apo.Eigenbasis(model))),
     ):
         built = build(method, classification(), preset).tuner.rule.meta_optimizer  # type: ignore[attr-defined]
         assert type(built) is type(own.meta_optimizer) and built.defaults == own.meta_optimizer.defaults
+
+
+def test_the_eigenbasis_is_the_librarys_with_the_length_of_the_run():
+    stepper = build("apo-eigen", classification(), {})
+    tuner, own = stepper.tuner, apo.Preconditioned(apo.Eigenbasis(nn.Linear(2, 2)))  # type: ignore[attr-defined]
+    assert tuner.rule.warm_start == own.warm_start and tuner.objective.horizon is not None
+    assert [tuner.is_meta_step(step) for step in (49, 50, 51, 60)] == [True, True, False, True]
+    assert tuner.optimizer.refresh_interval == own.optimizer.refresh_interval
+    assert tuner.optimizer.defaults == own.optimizer.defaults
 
 
 def test_explicit_values_overrule_the_preset():

@@ -15,7 +15,7 @@ from apo_experiments.methods.passes import EagerPass, GraphedPass, TrainingPass
 from apo_experiments.problem import Problem
 from apo_experiments.training import CompiledNetwork
 
-TUNED = ["sgd-apo", "sgdm-apo", "rmsprop-apo", "adam-apo", "adamw-apo", "apo-precond", "apo-rate-momentum"]
+TUNED = ["sgd-apo", "sgdm-apo", "rmsprop-apo", "adam-apo", "adamw-apo", "apo-precond", "apo-eigen", "apo-rate-momentum"]
 
 
 class Elsewhere(TrainingPass):

@@ -27,7 +27,7 @@ from apo.preconditioners.simple_blocks import DiagonalBlock
 from apo.preconditioners.step import Groups, Rates, initial_steps
 from apo.torch_internals import foreach_add, foreach_div, foreach_mul, foreach_norm
 
-__all__ = ["Bundle", "Bundled", "Chain", "LookAhead", "Single", "Stack", "bundle_layers", "raw_gradients"]
+__all__ = ["Bundle", "Bundled", "Chain", "LookAhead", "Single", "Stack", "bundle_layers", "decayed", "raw_gradients"]
 
 # The most elements in the gradients of a bundle. Larger products are efficient on their own, and joining more layers
 # would only cost memory for intermediate results.
@@ -76,6 +76,13 @@ class Bundled(Direction):
         """Pull back bundle by bundle."""
         return self.pulled_back(self._look_ahead, cotangents)
 
+    def observe(self, groups: Groups, sampled: Mapping[Tensor, Tensor] | None = None) -> None:
+        """Update the joint blocks."""
+        if sampled is None:
+            self.observed(groups, decayed(groups, raw_gradients(groups)))
+        else:
+            self.observed(groups, sampled, True)
+
     def mean_eigenvalues(self) -> dict[str, Tensor]:
         """Return the mean eigenvalues, in the order of the plan."""
         found = {}
@@ -94,7 +101,7 @@ class Bundled(Direction):
     ) -> tuple[dict[Tensor, Tensor], LookAhead]:
         """Return P g for gradients without weight decay; to look ahead, -P g and what :meth:`pulled_back` needs."""
         before, rates = initial_steps(self._layers, groups)
-        gradients = _scaled(_decayed(groups, raw), before)
+        gradients = _scaled(decayed(groups, raw), before)
         kept: list[tuple[Bundle, Tensor]] = []
         found: dict[Tensor, Tensor] = {}
         for bundle in self._current_bundles():
@@ -110,6 +117,14 @@ class Bundled(Direction):
             rates = {p: -rate for p, rate in rates.items()}
         # Only parameters with a gradient move, but a bundle's product has values for the others too.
         return _scaled({p: found[p] for p in gradients}, rates), LookAhead(kept, rates)
+
+    def observed(self, groups: Groups, gradients: Mapping[Tensor, Tensor], sampled: bool = False) -> None:
+        """Take gradients, with weight decay unless they are at sampled targets, into the statistics."""
+        gradients = _scaled(gradients, initial_steps(self._layers, groups)[0])
+        for bundle in self._current_bundles():
+            joint = bundle.gather(gradients)
+            if joint is not None:
+                bundle.block.observe(joint, sampled)
 
     def pulled_back(self, look_ahead: LookAhead, cotangents: Mapping[Tensor, Tensor]) -> dict[str, dict[str, Tensor]]:
         """Return the gradients of the factors."""
@@ -138,7 +153,7 @@ def raw_gradients(groups: Groups) -> dict[Tensor, Tensor]:
     return {p: p.grad.to_dense() if p.grad.is_sparse else p.grad for p in with_gradients}  # type: ignore[union-attr]
 
 
-def _decayed(groups: Groups, raw: Mapping[Tensor, Tensor]) -> dict[Tensor, Tensor]:
+def decayed(groups: Groups, raw: Mapping[Tensor, Tensor]) -> dict[Tensor, Tensor]:
     """Add coupled weight decay to gradients."""
     found = dict(raw)
     for group in groups:
@@ -182,7 +197,7 @@ class Bundle(ABC):
         self.params = [p for position in zip(*(layer.params for layer in layers), strict=True) for p in position]
         self._memory: list[tuple[Block, dict[str, int]]] = []
         if len(self.layers) > 1:
-            parts = {key: self.split(joint) for key, joint in block.factors.items()}
+            parts = {key: self.split(joint) for key, joint in block.tensors.items()}
             for index, layer in enumerate(self.layers):
                 memory = {key: slices[index] for key, slices in parts.items()}
                 # Addresses are enough to notice a replaced factor, since the joint block keeps its memory alive.
@@ -192,8 +207,9 @@ class Bundle(ABC):
     def is_current(self) -> bool:
         """Return whether the layers' factors are still slices of the joint ones: the user may have replaced them."""
         for block, memory in self._memory:
+            tensors = block.tensors
             for key, place in memory.items():
-                if key not in block.factors or block.factors[key].data_ptr() != place:
+                if key not in tensors or tensors[key].data_ptr() != place:
                     return False
         return True
 
@@ -336,5 +352,5 @@ def _kind(layer: Layer) -> tuple:
     if isinstance(block, DiagonalBlock) and len(layer.params) == 1:
         return place
     if block.stackable:
-        return (*place, block.shape, tuple(block.factors), layer.view.key, *(p.dtype for p in layer.params))
+        return (*place, block.shape, tuple(block.tensors), layer.view.key, *(p.dtype for p in layer.params))
     return (layer.name,)

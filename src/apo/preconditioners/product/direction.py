@@ -42,6 +42,15 @@ class Direction(ABC):
         """
 
     @abstractmethod
+    def observe(self, groups: Groups, sampled: Mapping[Tensor, Tensor] | None = None) -> None:
+        """Take gradients into the statistics of the blocks.
+
+        Args:
+            groups: The optimizer's param groups.
+            sampled: Gradients at sampled targets, by parameter; None for those in ``.grad``, with coupled weight decay.
+        """
+
+    @abstractmethod
     def mean_eigenvalues(self) -> dict[str, Tensor]:
         """Return the mean eigenvalue of each layer's block, as 0-dimensional tensors by layer name."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -61,6 +61,12 @@ class LayerByLayer(Direction):
                 found[layer.name] = layer.block.pull_back(self._gradients[layer.name], layer.view.gather(parts))
         return found
 
+    def observe(self, groups: Groups, sampled: Mapping[Tensor, Tensor] | None = None) -> None:
+        """Update the blocks that this process keeps; all processes have to assemble the shards of a gradient."""
+        for layer, gradient in self._gathered(groups, initial_steps(self._layers, groups)[0], sampled):
+            if self._ownership.is_mine(layer):
+                layer.block.observe(gradient, sampled is not None)
+
     def mean_eigenvalues(self) -> dict[str, Tensor]:
         """Return the mean eigenvalues; if the blocks are distributed, all processes have to call this."""
         if self._ownership.size == 1:
@@ -82,14 +88,9 @@ class LayerByLayer(Direction):
         if look_ahead:
             self.forget()
             self._rates = rates = {p: -rate for p, rate in rates.items()}
-        group_of = {p: group for group in groups for p in group["params"]}
         found: dict[Tensor, Tensor] = {}
         under_way: deque[tuple[Layer, Tensor, Any]] = deque()
-        for layer in self._layers:
-            gradients = [_gradient(p, group_of[p], before.get(p, 1.0)) for p in layer.params]
-            if all(gradient is None for gradient in gradients):
-                continue
-            gradient = layer.view.gather(gradients)
+        for layer, gradient in self._gathered(groups, before):
             if look_ahead:
                 # A gathered gradient may share memory with .grad, which the next backward pass overwrites.
                 gradient = gradient.clone()
@@ -102,6 +103,19 @@ class LayerByLayer(Direction):
         while under_way:
             found |= _finished(*under_way.popleft(), rates)
         return found
+
+    def _gathered(
+        self, groups: Groups, before: Rates, sampled: Mapping[Tensor, Tensor] | None = None
+    ) -> Iterator[tuple[Layer, Tensor]]:
+        """Return the gradient of each layer that has one; it may share memory with ``.grad``."""
+        group_of = {p: group for group in groups for p in group["params"]}
+        for layer in self._layers:
+            if sampled is None:
+                gradients = [_gradient(p, group_of[p], before.get(p, 1.0)) for p in layer.params]
+            else:
+                gradients = [before.get(p, 1.0) * whole(sampled[p]) if p in sampled else None for p in layer.params]
+            if any(gradient is not None for gradient in gradients):
+                yield layer, layer.view.gather(gradients)
 
 
 def _finished(layer: Layer, product: Tensor, work: Any, rates: Rates) -> dict[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from apo.passes.graphs import capture, recorded
 from apo.preconditioners.plan import Layer
-from apo.preconditioners.product.bundled import Bundled, LookAhead, raw_gradients
+from apo.preconditioners.product.bundled import Bundled, LookAhead, decayed, raw_gradients
 from apo.preconditioners.product.direction import Direction
 from apo.preconditioners.step import Groups
 from apo.vectors import assign_, copies
@@ -80,14 +80,14 @@ class Replayed(Direction):
     def directions(self, groups: Groups) -> dict[Tensor, Tensor]:
         """Return P g, in the graph's memory."""
         raw = raw_gradients(groups)
-        graph = self._product("directions", groups, raw, look_ahead=False)
+        graph = self._product("directions", groups, raw, lambda given: self._plain.multiplied(groups, given))
         return self._plain.multiplied(groups, raw)[0] if graph is None else graph(raw.values())[0]
 
     def displacements(self, groups: Groups) -> dict[Tensor, Tensor]:
         """Return -P g, copied out of the graph's memory."""
         self._kept = None
         raw = raw_gradients(groups)
-        graph = self._product("displacements", groups, raw, look_ahead=True)
+        graph = self._product("displacements", groups, raw, lambda given: self._plain.multiplied(groups, given, True))
         if graph is None:
             return self._plain.displacements(groups)
         results, self._kept = graph(raw.values())
@@ -107,6 +107,17 @@ class Replayed(Direction):
         graph = self._graph("pull_back", pull, cotangents.values())
         return self._plain.pulled_back(kept, cotangents) if graph is None else graph(cotangents.values())
 
+    def observe(self, groups: Groups, sampled: Mapping[Tensor, Tensor] | None = None) -> None:
+        """Update the joint blocks; gradients at sampled targets, which are rare, eagerly."""
+        raw = {} if sampled is not None else raw_gradients(groups)
+        graph = self._product(
+            "observe", groups, raw, lambda given: self._plain.observed(groups, decayed(groups, given))
+        )
+        if graph is None:
+            self._plain.observe(groups, sampled)
+        else:
+            graph(raw.values())
+
     def mean_eigenvalues(self) -> dict[str, Tensor]:
         """Return the mean eigenvalues, in the order of the plan."""
         graph = self._graphs.get("displacements") and self._graph(
@@ -119,26 +130,24 @@ class Replayed(Direction):
         self._kept = None
         self._plain.forget()
 
-    def _product(self, name: str, groups: Groups, raw: Mapping[Tensor, Tensor], look_ahead: bool) -> _Graph | None:
-        """Return the recorded product, or None if it cannot be replayed at this step."""
+    def _product(
+        self, name: str, groups: Groups, raw: Mapping[Tensor, Tensor], function: Callable[[dict[Tensor, Tensor]], Any]
+    ) -> _Graph | None:
+        """Return a recorded function of the gradients, or None if it cannot be replayed at this step."""
         if not raw or not self._possible or torch.cuda.is_current_stream_capturing():
             return None
         # A graph reads weights and factors at fixed addresses, and its rates are constants.
         options = [(g["initial_step"], g["weight_decay"], g["decoupled_weight_decay"]) for g in groups]
         places = [p.data_ptr() for p in raw]
-        factors = [factor.data_ptr() for layer in self._layers for factor in layer.block.factors.values()]
-        kind = (options, places, factors)
+        tensors = [tensor.data_ptr() for layer in self._layers for tensor in layer.block.tensors.values()]
+        kind = (options, places, tensors)
         if kind != self._kind:
             self._kind, self._seen = kind, 0
             self._graphs.clear()
         self._seen += 1
         if self._seen <= _WARM_UP:
             return None
-
-        def multiply(gradients: list[Tensor]) -> tuple[dict[Tensor, Tensor], LookAhead]:
-            return self._plain.multiplied(groups, dict(zip(raw, gradients, strict=True)), look_ahead)
-
-        return self._graph(name, multiply, raw.values())
+        return self._graph(name, lambda gradients: function(dict(zip(raw, gradients, strict=True))), raw.values())
 
     def _graph(self, name: str, function: Callable, inputs: Iterable[Tensor]) -> _Graph | None:
         if name not in self._graphs and self._possible:
