@@ -128,7 +128,7 @@ class Engine:
         ahead = look_aheads.look(proposal.displacement())
         gradients = proposal.pull_back(ahead.gradient)
         sampled = None
-        if rule.wants_sampled_gradients:
+        if proposal.wants_sampled_gradients:
             # A seed for each step and process, so that resuming needs no state of a random stream.
             sampled = look_aheads.sampled_gradient(step * _PROCESSES + (dist.get_rank() if several else 0))
 
@@ -164,12 +164,12 @@ class Engine:
         if updated:
             rule.meta_update(gradients, outcome) if rule.compares else rule.meta_update(gradients)
         warnings = [*rule.after(outcome), *self.objective.warnings(step)]
-        if first or rule.standing is Standing.BETTER:
+        if rule.standing is Standing.BETTER:
             self._return_point.keep(step)
         if not (rule.standing is Standing.LOST and self._return_point.go_back()):
             proposal.take_step()
             if sampled is not None:
-                rule.observe_sampled(parameters, sampled)
+                proposal.observe_sampled(sampled)
             if step_norm is None:
                 try:
                     self._check_step(step, norm(parameters).item())

@@ -101,6 +101,7 @@ class Proposal(ABC):
     Attributes:
         parameters: The first argument.
         coupled_decay: The second.
+        wants_sampled_gradients: Whether :meth:`observe_sampled` is to be called.
 
     Example:
         >>> import apo, torch
@@ -113,6 +114,8 @@ class Proposal(ABC):
         >>> len(proposal.pull_back([torch.ones(2, 2)])) == len(optimizer.factors())
         True
     """
+
+    wants_sampled_gradients: bool = False
 
     def __init__(self, parameters: Sequence[Tensor], coupled_decay: Sequence[float] | None = None) -> None:
         self.parameters = list(parameters)
@@ -141,6 +144,13 @@ class Proposal(ABC):
     def take_step(self) -> None:
         """Move the parameters from theta, where they are now, with the phi that is in force now."""
 
+    def observe_sampled(self, gradients: Sequence[Tensor]) -> None:
+        """Learn of the curvature at theta. The meta-step calls it after the weights have moved, if that is wanted.
+
+        Args:
+            gradients: Of the loss at targets that were drawn from the network's outputs, one for each parameter.
+        """
+
     def summary(self) -> dict[str, float]:
         """Return further figures for the record of the meta-step, after the step was taken."""
         return {}
@@ -161,7 +171,6 @@ class Rule(ABC):
         auto_intervals: The intervals that the rule would choose: pairs of a step and the interval before it. The tuner
             reads them if the user leaves the choice to the rule.
         standing: What the rule thinks of the network since the last :meth:`after`. The meta-step reads it.
-        wants_sampled_gradients: Whether :meth:`observe_sampled` is to be called at every meta-step.
 
     Example:
         >>> import apo, torch
@@ -177,7 +186,6 @@ class Rule(ABC):
     compares: bool = False
     auto_intervals: tuple[tuple[float, int], ...] = ((math.inf, 10),)  # the paper's
     standing: Standing = Standing.AS_BEFORE
-    wants_sampled_gradients: bool = False
     optimizer: Optimizer
     meta_optimizer: Optimizer
 
@@ -229,14 +237,6 @@ class Rule(ABC):
             parameter.grad = gradient.to(parameter.device, parameter.dtype).reshape(parameter.shape)
         self.meta_optimizer.step()
         self.meta_optimizer.zero_grad()
-
-    def observe_sampled(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """Learn of the curvature at theta. The meta-step calls it after the weights have moved, if the rule wants it.
-
-        Args:
-            parameters: Those of the proposal.
-            gradients: Theirs, of the loss at targets that were drawn from the network's outputs.
-        """
 
     def after(self, outcome: Outcome) -> list[str]:
         """Learn how the look-ahead went. The meta-step calls it after phi moved, before the weights do.

@@ -148,16 +148,6 @@ class Preconditioned(Rule):
                 group["lr"] *= fade / self._fade
             self._fade = fade
 
-    @property
-    def wants_sampled_gradients(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the statistics of an eigenbasis are those of the Fisher matrix."""
-        return isinstance(self.optimizer, Eigenbasis) and self.optimizer.wants_sampled_gradients
-
-    def observe_sampled(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """Hand the gradients to the optimizer."""
-        assert isinstance(self.optimizer, Eigenbasis)
-        self.optimizer.observe_sampled(dict(zip(parameters, gradients, strict=True)))
-
     def meta_update(self, gradients: Sequence[Tensor], outcome: Outcome | None = None) -> None:
         """Move phi, within the range that its blocks allow."""
         super().meta_update(gradients, outcome)
@@ -270,6 +260,16 @@ class _PreconditionedProposal(Proposal):
     def take_step(self) -> None:
         """Move the weights with the new P, or by the warm-up optimizer while it lasts."""
         self._optimizer.take_step()
+
+    @property
+    def wants_sampled_gradients(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether the statistics of an eigenbasis are those of the Fisher matrix."""
+        return isinstance(self._optimizer, Eigenbasis) and self._optimizer.wants_sampled_gradients
+
+    def observe_sampled(self, gradients: Sequence[Tensor]) -> None:
+        """Hand the gradients to the optimizer."""
+        assert isinstance(self._optimizer, Eigenbasis)
+        self._optimizer.observe_sampled(dict(zip(self.parameters, gradients, strict=True)))
 
     def summary(self) -> dict[str, float]:
         """Return mean, smallest and largest mean eigenvalue of the layers' blocks, relative to the start."""

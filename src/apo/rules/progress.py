@@ -150,6 +150,7 @@ class Progress:
         self._highest = max(self._highest, loss)
         if self._first == math.inf:  # before any step: what a network that learns will fall below
             self._first, self._best, self._level, self._silent_at_first = loss, loss, log_rate, silent
+            self.standing = Standing.BETTER  # there is nothing better to go back to
         near = _CHANCE * abs(self._first)
         if self._count == _FIRST_LOOKS and not self._has_begun:
             self._on_plateau = noise <= near
