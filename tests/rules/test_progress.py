@@ -51,8 +51,8 @@ def test_without_progress_the_rate_climbs_to_four_times_that_of_the_last_and_the
     follow(progress, [2.0 * 0.95**k for k in range(20)] + [0.75] * 40, [0.0] * 60)  # the average has settled
     verdicts = follow(progress, [0.75] * 40, CLIMB[:40])
     held = where(verdicts, Standing.HELD_BACK)
-    assert held == [13]  # once: e ** 1.3 is the first above nine tenths of the way to 4
-    assert verdicts[12][0] == CLIMB[12] and verdicts[13][0] == 0.0
+    assert held == [14]  # once: e ** 1.4 is the first above 4
+    assert verdicts[13][0] == CLIMB[13] and verdicts[14][0] == 0.0
     assert follow(progress, [0.75], [0.05]) == [(0.0, Standing.AS_BEFORE)]  # it stays there, without another word
     assert follow(progress, [0.1] * 20, [0.05] * 20)[-1][0] == 0.05  # there is progress again
 
@@ -64,11 +64,11 @@ def test_a_rate_that_leaps_is_held_at_four_times_that_of_the_last_progress_at_on
     assert [rate for rate, _ in follow(progress, [1.5, 1.5], [3.0, 4.0])] == pytest.approx([level, level])
 
 
-def test_before_the_first_progress_the_rate_climbs_by_three_percent_a_step_and_above_a_limit_by_one():
+def test_before_the_first_progress_the_rate_climbs_by_six_percent_a_step_and_above_a_limit_by_one():
     progress = Progress()
     progress.hold(-5.0, -3.8)
     verdicts = follow(progress, [2.0] * 12, [0.0] * 12)
-    expected = [-5.0 + 0.3 * k for k in range(4)] + [-3.8 + 0.1 * k for k in range(8)]
+    expected = [-5.0 + 0.6 * k for k in range(2)] + [-3.8 + 0.1 * k for k in range(10)]
     assert [rate for rate, _ in verdicts] == pytest.approx(expected)
     assert follow(progress, [1.9], [-2.0]) == [(-2.0, Standing.BETTER)]
 

@@ -44,16 +44,21 @@ class ReturnPoint:
         self._model = model
         self._optimizer = optimizer
         self._can_empty_state = not optimizer.state
-        self._kept: list[Tensor] = []
+        self._tensors: list[Tensor] = []  # those of the network and the optimizer that were there
+        self._kept: list[Tensor] = []  # their copies
 
     def keep(self, step: int) -> None:
         """Take the weights in force as good ones, if it is early enough in training."""
         if not self._can_empty_state or step >= _STEPS:
-            self._kept = []
-        elif self._kept:
-            assign_(self._kept, self._tensors())
-        else:
-            self._kept = copies(self._tensors())
+            self._tensors, self._kept = [], []
+            return
+        owned = [p for group in self._optimizer.param_groups for p in group["params"]]
+        tensors = [*owned, *self._model.buffers()]
+        if len(tensors) == len(self._kept):
+            self._tensors = tensors
+            assign_(self._kept, tensors)
+        else:  # at first, and when a group was added
+            self._tensors, self._kept = tensors, copies(tensors)
 
     @property
     def is_kept(self) -> bool:
@@ -64,10 +69,6 @@ class ReturnPoint:
         """Put the kept weights into the network and empty the optimizer's state; return False if there are none."""
         if not self._kept:
             return False
-        assign_(self._tensors(), self._kept)
+        assign_(self._tensors, self._kept)
         self._optimizer.state.clear()
         return True
-
-    def _tensors(self) -> list[Tensor]:
-        owned = [p for group in self._optimizer.param_groups for p in group["params"]]
-        return [*owned, *self._model.buffers()]

@@ -9,6 +9,7 @@ P has been updated.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -28,9 +29,9 @@ __all__ = ["Preconditioned", "meta_adam"]
 _SEARCH_DEPTH = 1e-10
 #: Steps that the guard may wait before the user hears of it, however short the warm-up was.
 _LONG_WAIT = 300
-#: Where an eigenbasis starts, relative to the turning point, and how many meta-steps in a row it then learns in.
+#: Where an eigenbasis starts, relative to the turning point, and how often it then learns.
 EIGENBASIS_START = 0.3
-EIGENBASIS_EARLY = 50
+EIGENBASIS_INTERVALS = ((50, 1), (math.inf, 10))
 #: Its weights of the function-space and the weight-space term.
 EIGENBASIS_WEIGHTS = (0.3, 0.1)
 
@@ -89,7 +90,8 @@ class Preconditioned(Rule):
         if warm_start is not None and not (isinstance(warm_start, (int, float)) and warm_start > 0):
             raise ValueError(f"warm_start must be positive, None or 'auto', got {warm_start!r}")
         if two_numbers:
-            self.early, self.fsd_weight, self.wsd_weight = EIGENBASIS_EARLY, *EIGENBASIS_WEIGHTS
+            self.auto_intervals = EIGENBASIS_INTERVALS
+            self.fsd_weight, self.wsd_weight = EIGENBASIS_WEIGHTS
         self.optimizer = optimizer
         self.optimizer.wait_for_hand_over(guard and optimizer.warmup is not None)
         self.patience = whole_number("patience", patience, "use guard=False to hand over by step count")

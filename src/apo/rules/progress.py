@@ -17,7 +17,7 @@ it is not finite. Then the weights go back, too (:mod:`apo.core.return_point`). 
 **The start.** Until the loss has fallen for the first time the rate has a limit. Deep networks without normalisation
 begin on a plateau: the outputs hardly depend on the inputs, so the loss hardly differs from batch to batch, the
 curvature is tiny, and the turning point is a hundred times that of the network which leaves the plateau. There the rate
-climbs to its limit by 3% a step, and beyond by 1%: the plateau then ends at about the lowest rate that ends it.
+climbs to its limit by 6% a step, and beyond by 1%: the plateau then ends at about the lowest rate that ends it.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ _PLATEAU_STEPS = 400
 _EXPLOSION = 4.0
 #: How near a loss is to its first value if the network is at chance, relative to that value.
 _CHANCE = 0.02
-#: How far above its level of the last progress the rate may climb without any more; nine tenths are suspicious.
+#: How far above its level of the last progress the rate may climb without any more.
 _CLIMB = math.log(4.0)
 #: How far the rate falls when the loss is back at its first value.
 _FALL = math.log(10.0)
 #: How fast the log of the rate may climb per step on a plateau, below its limit and above.
-_SLOWLY, _MORE_SLOWLY = 0.03, 0.01
+_SLOWLY, _MORE_SLOWLY = 0.06, 0.01
 #: How many observations it takes to see whether a network starts on a plateau.
 _FIRST_LOOKS = 10
 #: How many more of the parameters than at first have no gradient in a dead network, and for how many observations.
@@ -156,7 +156,7 @@ class Progress:
             self._on_plateau = noise <= near
         if self._on_plateau and not self._has_begun:
             # Its end has to be beyond doubt, because it ends the caution, and to be seen at once.
-            is_better = self._count > 1 and loss < self._first - max(near, 6.0 * quiet)
+            is_better = self._count > 1 and loss < self._first - max(0.01 * abs(self._first), 4.0 * quiet)
         else:
             is_better = mean < self._best - max(0.01 * abs(self._best), 0.1 * noise)
         if is_better:
@@ -167,7 +167,7 @@ class Progress:
         waited = step - self._last_step
         self.is_waiting = not self._has_begun and waited >= _PATIENT_STEPS and noise <= near
         if self._since > _PATIENCE and waited >= (_PATIENT_STEPS if self._has_begun else _PLATEAU_STEPS):
-            has_climbed = self._ceiling > self._level and log_rate > self._level + 0.9 * _CLIMB
+            has_climbed = self._ceiling > self._level and log_rate > self._level + _CLIMB
             # Outputs that hardly depend on the inputs have a loss without noise; a network that was trained before
             # may as well stay at its first loss, but with noise.
             if abs(mean - self._first) <= near and (self._has_begun or noise <= near):
