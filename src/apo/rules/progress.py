@@ -89,10 +89,10 @@ class Progress:
         >>> progress = Progress()
         >>> for n in range(60):
         ...     allowed = progress.observe(10 * n, 2.3, 0.1 * n)  # the rate climbs, the loss stays the same
-        ...     if progress.standing is not Standing.AS_BEFORE:
-        ...         print(10 * n, progress.standing.name, allowed < 0.1 * n)
+        ...     if progress.standing is Standing.LOST:
+        ...         print(10 * n, allowed < 0.1 * n)
         ...         break
-        400 LOST True
+        400 True
     """
 
     def __init__(self) -> None:
@@ -177,7 +177,8 @@ class Progress:
             elif self._has_begun and mean >= self._first:
                 self._since, self._last_step, self._ceiling = 0, step, log_rate - _FALL
                 self.standing = Standing.HELD_BACK
-        return min(log_rate, self._ceiling, self._level + _CLIMB if self._has_begun else self._slowly(step))
+        slowly = self._level + _CLIMB + _MORE_SLOWLY * waited if self._has_begun else self._slowly(step)
+        return min(log_rate, self._ceiling, slowly)
 
     def _slowly(self, step: int) -> float:
         """Return how far the log of the rate may have climbed before the first progress."""

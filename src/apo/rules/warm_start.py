@@ -65,7 +65,7 @@ def find_start(slope: Callable[[float], float], tiny: float, bounds: tuple[float
         often: Whether the first steps are all meta-steps.
 
     Example:
-        >>> find_start(lambda rate: rate - 0.1, 1e-6, (1e-10, 1e4)).rate
+        >>> round(find_start(lambda rate: rate - 0.11, 1e-6, (1e-10, 1e4)).rate, 4)
         0.01
     """
     found = first_turning_point(slope, tiny, bounds)
