@@ -53,8 +53,6 @@ _CONSTANT, _SHARE = 1.4, 0.3
 #: The first steps are all meta-steps where B' has its say; without it a rate would climb on noise. Later a rate rests.
 _EARLY = 50
 _INTERVALS: tuple[tuple[float, int], ...] = ((_EARLY, 1), (500, 10), (2000, 20), (math.inf, 40))
-#: A rate that is far too high may fall by this multiple of what it may rise by in one meta-step.
-_FALL = 5.0
 
 
 class LearningRate(Rule):
@@ -71,8 +69,8 @@ class LearningRate(Rule):
         over_relaxation: :math:`\sigma`; ``"auto"`` measures how much there may be, see
             :mod:`apo.rules.over_relaxation`.
         meta_optimizer: Builds the meta-optimizer from a list of tensors; RMSprop with bias correction at 0.1.
-        max_change: Largest rise of :math:`\log\eta` in one meta-step; None for no limit. A meta-optimizer may lower it
-            as much, the step to the turning point five times as much.
+        max_change: Largest change of :math:`\log\eta` in one step of the meta-optimizer; None for no limit. The step to
+            the turning point, which replaces it by default, has limits of its own.
         bounds: Smallest and largest learned rate.
         warm_start: Find the scale of the rate on the first batch before any weight moves, and start at a tenth of it,
             or at a hundredth if meta-steps come at every step at first (``interval="auto"``).
@@ -239,7 +237,7 @@ class LearningRate(Rule):
 
     @torch.no_grad()
     def meta_update(self, gradients: Sequence[Tensor], outcome: Outcome | None = None) -> None:
-        """Move log eta to the turning point, or by the meta-optimizer; at most by ``max_change``, within the bounds."""
+        """Move log eta to the turning point, or by the meta-optimizer, at most by ``max_change``; within the bounds."""
         before = [float(parameter) for parameter in self._phi]
         self._is_flat = all(float(gradient) == 0.0 for gradient in gradients)
         change = self._change_to_the_turning_point(outcome)
@@ -248,10 +246,9 @@ class LearningRate(Rule):
         else:
             self._phi[0].add_(change)
         low, high = math.log(self.bounds[0]), math.log(self.bounds[1])
-        rise = math.inf if self.max_change is None else self.max_change
-        fall = rise if change is None else _FALL * rise
+        limit = self.max_change if change is None and self.max_change is not None else math.inf
         for parameter, old in zip(self._phi, before, strict=True):
-            parameter.fill_(min(max(old + min(max(float(parameter) - old, -fall), rise), low), high))
+            parameter.fill_(min(max(old + min(max(float(parameter) - old, -limit), limit), low), high))
         self._show()
 
     def after(self, outcome: Outcome) -> list[str]:

@@ -11,14 +11,14 @@ be depends on what the curvature along the look-ahead is made of:
   without.
 
 What is shared is measured twice (:class:`apo.rules.base.Comparison`): :math:`\kappa`, the price on B' over that on B,
-is the shared part of the curvature; :math:`r`, the promise on B' over that on B, is the signal in the step's gradient.
+is the shared part of the curvature; :math:`\nu`, the promise on B' over that on B, is the signal in the step's gradient.
 Where gradients are mostly noise, steps do not add up as those on one quadratic do, even if the curvature is shared: a
 regression on noisy targets and an autoencoder share 0.8 and 0.9 of it, and their best rates were 0.7 and 4.9 times the
 turning point. Half of a gradient as signal counts as all, and both parts count alike:
 
 .. math::
     \sigma = \frac{\sigma_0}{s\, q + 1 - s}\, \frac{\|w_0\|}{\|w\|}, \qquad
-    s = \sqrt{\kappa \min(2 r, 1)}, \quad \sigma_0 = 1.8,
+    s = \sqrt{\kappa \min(2 \nu, 1)}, \quad \sigma_0 = 2,
 
 at most 8, from running averages. Without momentum :math:`\sigma = 1.4`. The last factor is for networks with BatchNorm
 and the like: weights before such a layer are scale-invariant, so noise makes them grow, the turning point grows with
@@ -38,7 +38,7 @@ from apo.rules.base import Comparison
 __all__ = ["OverRelaxation", "momentum_in"]
 
 #: sigma_0, and sigma before anything is known.
-_BASE, _FIRST = 1.8, 1.4
+_BASE, _FIRST = 2.0, 1.4
 _LARGEST = 8.0
 #: Weight of the past in the averages.
 _MEMORY = 0.95
@@ -75,7 +75,7 @@ class OverRelaxation:
         ...         Comparison(1.0, 0.5, 0.25, 0.25, 0.0)
         ...     )  # half of the curvature is shared, a quarter is signal
         >>> round(sigma.value, 2)
-        3.42
+        3.8
     """
 
     def __init__(self, momentum: float) -> None:

@@ -27,6 +27,9 @@ __all__ = ["TurningPoint"]
 _MEMORY = 0.9
 #: The part of the way to the turning point that one meta-step goes.
 _GAIN = 0.3
+#: The largest rise and fall of the log of the rate in one meta-step. A rate that climbs slowly finds what large steps
+#: would run into; one that is far too high has to fall at once.
+_RISE, _FALL = 0.1, 1.0
 
 
 class TurningPoint:
@@ -68,14 +71,14 @@ class TurningPoint:
         if not (math.isfinite(promise) and math.isfinite(price) and comparison.own_promise > 0):
             return None
         if max(abs(promise), abs(price)) < resolution:
-            return math.inf if price < promise else -math.inf
+            return _RISE if price < promise else -_FALL
         self._promise = _MEMORY * self._promise + (1.0 - _MEMORY) * promise / ahead
         self._price = _MEMORY * self._price + (1.0 - _MEMORY) * price / ahead**2
         if self._price <= 0:
-            return math.inf
+            return _RISE
         if self._promise <= 0:
-            return -math.inf
-        return _GAIN * math.log(target * self._promise / self._price / rate)
+            return -_FALL
+        return min(max(_GAIN * math.log(target * self._promise / self._price / rate), -_FALL), _RISE)
 
     def state_dict(self) -> dict[str, float]:
         """Return plain numbers."""

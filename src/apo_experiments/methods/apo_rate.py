@@ -49,7 +49,9 @@ def rate_rule(optimizer: torch.optim.Optimizer, hyper: Mapping[str, Any]) -> apo
     options: dict[str, Any] = {name: hyper[name] for name in given if hyper[name] is not None}
     if hyper["max_change"] is not None:
         options["max_change"] = hyper["max_change"] or None
-    return build(optimizer, per_group=hyper["per_group"], meta_optimizer=meta_optimizer(usual, hyper), **options)
+    if any(hyper[name] is not None for name in ("meta_optimizer", "meta_lr", "meta_beta2")):
+        options["meta_optimizer"] = meta_optimizer(usual, hyper)  # else the library may step without one
+    return build(optimizer, per_group=hyper["per_group"], **options)
 
 
 def _method(base: str) -> Method:
