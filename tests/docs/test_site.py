@@ -112,7 +112,7 @@ def test_a_browser_shows_all_of_every_table_at_every_width_and_dark_figures_on_d
 
 
 def test_search_engines_find_every_page_and_readers_the_paper(site):
-    address = re.search(r"^site_url: (.*)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    address = re.search(r'^site_url: .*"(.*)"', (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     assert address is not None
     listed = set(re.findall(r"<loc>(.*?)</loc>", (site / "sitemap.xml").read_text()))
     pages = [path for path in site.rglob("*.html") if path.name != "404.html"]

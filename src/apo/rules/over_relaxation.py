@@ -11,7 +11,7 @@ be depends on what the curvature along the look-ahead is made of:
   without.
 
 What is shared is measured twice (:class:`apo.rules.base.Comparison`): :math:`\kappa`, the price on B' over that on B,
-is the shared part of the curvature; :math:`\nu`, the promise on B' over that on B, is the signal in the step's gradient.
+is the shared part of the curvature; :math:`\nu`, the promise on B' over that on B, is the signal in the gradient.
 Where gradients are mostly noise, steps do not add up as those on one quadratic do, even if the curvature is shared: a
 regression on noisy targets and an autoencoder share 0.8 and 0.9 of it, and their best rates were 0.7 and 4.9 times the
 turning point. Half of a gradient as signal counts as all, and both parts count alike:
