@@ -42,7 +42,7 @@ class Run:
     job: Job
     losses: list[float] = field(default_factory=list)
     accuracy: float = 0.0
-    steps: list[int] = field(default_factory=list)  # of the meta-steps
+    steps: list[int] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)  # learned there
 
 
@@ -98,12 +98,12 @@ def train(job: Job) -> Run:
             optimizer.zero_grad()
             criterion(model(inputs[batch]), labels[batch]).backward()
             optimizer.step()
+            if tuner is not None:  # the rate in force; seeds differ in when their meta-steps are
+                run.steps.append(len(run.steps))
+                run.rates.append(optimizer.param_groups[0]["lr"])
     except apo.NonFiniteError:
         run.losses.append(math.nan)
     run.accuracy = 100 * (model(test_inputs).argmax(1) == test_labels).float().mean().item()
-    if tuner is not None:
-        run.steps = [record.step for record in tuner.history]
-        run.rates = [record.lr[0] for record in tuner.history]
     return run
 
 
