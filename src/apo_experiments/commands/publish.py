@@ -77,6 +77,9 @@ def execute(arguments: argparse.Namespace) -> int:
     if not page.exists():
         show(f"There is no {page}, so only {to} was written: --docs names the folder of a page to bring up to date.")
         return 0
-    for path in [*publication.publish_page(to, arguments.docs), *no_tuning.publish(to, arguments.docs)]:
+    written = publication.publish_page(to, arguments.docs)
+    if (arguments.docs / "no-tuning.md").exists():
+        written += no_tuning.publish(to, arguments.docs)
+    for path in written:
         show(str(path))
     return 0

@@ -27,6 +27,8 @@ def add_to(subparsers: argparse._SubParsersAction) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Write the page and print its path."""
+    import numpy  # noqa: F401  # the figures need it: if it is missing, that is said before anything is begun
+
     from apo_experiments.report import write
 
     options.writable("--out", arguments.out)
