@@ -181,7 +181,7 @@ class Lane:
         shown.begun += 1
         shown.runs = max(shown.runs, shown.begun) if shown.runs else 0
         for lane in shown.lanes:
-            if lane.identity == config.identity():  # its worker died, and the run goes on here
+            if lane.identity == config.identity():  # its worker died, and the run continues here
                 lane.drop()
         self.identity = config.identity()
         self.expected = shown.waiting.pop(self.identity, 0.0)

@@ -33,7 +33,7 @@ from apo.rules.linearity import check_linear_in_lr, measuring_rate
 from apo.rules.momentum_probe import momentum_of
 from apo.rules.over_relaxation import OverRelaxation, momentum_in
 from apo.rules.param_groups import ScheduledGroup, base_rate, is_scheduled
-from apo.rules.progress import CLIMBED, EXPLODED, LOST, WAITING, Progress
+from apo.rules.progress import Progress
 from apo.rules.rate_options import check_meta_optimizer, check_numbers
 from apo.rules.rate_proposal import Members, RateProposal
 from apo.rules.tail import coupled_decay, has_tail, tail_displacement
@@ -295,13 +295,7 @@ class LearningRate(Rule):
             self._turning_point = TurningPoint()  # what it knows is of a network that is no more
         if self._often_until and (self._progress.has_begun > had_begun or self.standing is Standing.LOST):
             self._often_until = step + _EARLY  # the end of a plateau is a start
-        if self.standing is Standing.LOST:
-            return [LOST]
-        if self.standing is Standing.HELD_BACK:
-            return [CLIMBED]
-        if self._progress.is_waiting:
-            return [WAITING]
-        return [EXPLODED] if self._progress.has_exploded else []
+        return self._progress.sentences()
 
     def detach(self) -> None:
         """Turn the param groups back into plain ones that keep the rates in force.

@@ -26,7 +26,7 @@ import math
 
 from apo.rules.base import Standing
 
-__all__ = ["CLIMBED", "EXPLODED", "LOST", "WAITING", "Progress"]
+__all__ = ["Progress"]
 
 #: What the user is told.
 CLIMBED = (
@@ -207,6 +207,16 @@ class Progress:
     def has_exploded(self) -> bool:
         """Whether a loss was far above the first one: steps were too long, and may have left their mark."""
         return self._highest > self._first + (_EXPLOSION - 1.0) * abs(self._first)
+
+    def sentences(self) -> list[str]:
+        """Return what the user should know after the last observation."""
+        if self.standing is Standing.LOST:
+            return [LOST]
+        if self.standing is Standing.HELD_BACK:
+            return [CLIMBED]
+        if self.is_waiting:
+            return [WAITING]
+        return [EXPLODED] if self.has_exploded else []
 
     def state_dict(self) -> dict[str, float | str]:
         """Return plain values."""
