@@ -93,8 +93,24 @@ def test_the_last_copy_is_kept_and_none_after_two_thousand_steps():
     with torch.no_grad():
         model[0].weight.fill_(3.0)
     assert point.go_back() and bool((model[0].weight == 2.0).all())
-    point.keep(_STEPS)
+    point.expire(_STEPS - 1)
+    assert point.is_kept
+    point.expire(_STEPS)
     assert not point.is_kept and not point.go_back()
+    point.keep(_STEPS)
+    assert not point.is_kept
+
+
+def test_a_network_that_dies_late_does_not_go_back_to_its_beginnings(monkeypatch):
+    monkeypatch.setattr("apo.core.return_point._STEPS", 50)
+    model, tuner = build(OPTIMIZERS["sgdm"])
+    for batch in batches(60):
+        tuner.step(*batch)
+    spoil(model)
+    with pytest.raises(apo.NonFiniteError):
+        for batch in batches(20):
+            tuner.step(*batch)
+    assert not tuner.engine._return_point.is_kept
 
 
 def test_an_optimizer_that_has_state_before_its_first_step_keeps_no_return_point():

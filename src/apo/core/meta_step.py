@@ -141,6 +141,7 @@ class Engine:
             numbers |= ahead.comparison._asdict()
         if rule.compares and self._normalised:
             numbers["weights"] = norm([p for p in parameters if p.ndim > 1])
+        self._return_point.expire(step)
         if self._return_point.is_kept:
             numbers["silent"] = zero_share([p.grad for p in parameters])  # type: ignore[misc]
         if isinstance(look_aheads.unit, Tensor):

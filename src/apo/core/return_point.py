@@ -50,7 +50,6 @@ class ReturnPoint:
     def keep(self, step: int) -> None:
         """Take the weights in force as good ones, if it is early enough in training."""
         if not self._can_empty_state or step >= _STEPS:
-            self._tensors, self._kept = [], []
             return
         owned = [p for group in self._optimizer.param_groups for p in group["params"]]
         tensors = [*owned, *self._model.buffers()]
@@ -59,6 +58,11 @@ class ReturnPoint:
             assign_(self._kept, tensors)
         else:  # at first, and when a group was added
             self._tensors, self._kept = tensors, copies(tensors)
+
+    def expire(self, step: int) -> None:
+        """Drop the copy when its time is over: a network that is lost later must not go back as far as that."""
+        if step >= _STEPS:
+            self._tensors, self._kept = [], []
 
     @property
     def is_kept(self) -> bool:

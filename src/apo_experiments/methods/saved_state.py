@@ -34,15 +34,15 @@ def load_plain_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     if len(parameters) != len(states):
         raise ValueError(f"state has {len(states)} parameters, the optimizer {len(parameters)}: build it as it was")
     for group, saved in zip(optimizer.param_groups, state["groups"], strict=True):
-        group.update(_to(saved, group["params"][0].device))
+        group.update(copied_to(saved, group["params"][0].device))
     if any(_is_object(value) for saved in states for value in (saved or {}).values()):
         _make_objects(optimizer, [saved is not None for saved in states])
     for p, saved in zip(parameters, states, strict=True):
         for key, value in (saved or {}).items():
             if _is_object(value):
-                vars(optimizer.state[p][key]).update(_to(value[_OBJECT], p.device))
+                vars(optimizer.state[p][key]).update(copied_to(value[_OBJECT], p.device))
             else:
-                optimizer.state[p][key] = _to(value, p.device)
+                optimizer.state[p][key] = copied_to(value, p.device)
 
 
 def _make_objects(optimizer: Optimizer, started: list[bool]) -> None:
@@ -76,12 +76,12 @@ def _is_object(value: Any) -> bool:
     return isinstance(value, Mapping) and _OBJECT in value
 
 
-def _to(value: Any, device: torch.device) -> Any:
+def copied_to(value: Any, device: torch.device) -> Any:
     """Copy tensors to the device, in their own precision."""
     if isinstance(value, Tensor):
         return value.to(device).clone()
     if isinstance(value, (list, tuple)):
-        return type(value)(_to(item, device) for item in value)
+        return type(value)(copied_to(item, device) for item in value)
     if isinstance(value, Mapping):
-        return {key: _to(item, device) for key, item in value.items()}
+        return {key: copied_to(item, device) for key, item in value.items()}
     return value

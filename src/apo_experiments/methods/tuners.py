@@ -17,6 +17,7 @@ from apo_experiments.errors import UserError
 from apo_experiments.method import Method, Stepper
 from apo_experiments.methods.hyper import COMMON
 from apo_experiments.methods.plain import Driver, PlainStepper
+from apo_experiments.methods.saved_state import copied_to
 from apo_experiments.problem import Budget, Problem
 
 __all__ = ["TUNERS"]
@@ -66,7 +67,7 @@ class _DoGDriver(Driver):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for group, saved in zip(self.optimizer.param_groups, state["groups"], strict=True):
-            group.update(_to(saved, group["params"][0].device))
+            group.update(copied_to(saved, group["params"][0].device))
         self.optimizer._first_step = not state["started"]  # type: ignore[attr-defined]
         self._averager.load_state_dict(state["averager"])
         self._own = None if state["own"] is None else dict(state["own"])
@@ -96,7 +97,7 @@ class _MechanicDriver(Driver):
         if state["scalars"]:
             device = self._parameters()[0].device
             references = zip(self._parameters(), state["references"], strict=True)
-            known = {**_to(state["scalars"], device), **{p: _to(saved, device) for p, saved in references}}
+            known = {**copied_to(state["scalars"], device), **{p: copied_to(saved, device) for p, saved in references}}
             self.optimizer.state["_mechanic"] = known  # type: ignore[index]
 
     def _parameters(self) -> list[Tensor]:
@@ -126,16 +127,6 @@ def _copy(weights: Mapping[str, Tensor], model: nn.Module) -> None:
     with torch.no_grad():
         for name, value in model.state_dict().items():
             value.copy_(weights[name])
-
-
-def _to(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device).clone()
-    if isinstance(value, (list, tuple)):
-        return type(value)(_to(item, device) for item in value)
-    if isinstance(value, Mapping):
-        return {key: _to(item, device) for key, item in value.items()}
-    return value
 
 
 #: Methods from packages of their own, which are imported when one of them is built.

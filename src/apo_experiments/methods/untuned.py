@@ -32,9 +32,8 @@ def _trained(problem: Problem) -> list[nn.Parameter]:
 
 
 def _learned(problem: Problem, optimizer: torch.optim.Optimizer, hyper: Mapping[str, Any], budget: Budget) -> Stepper:
-    """Return APO around an optimizer; an interval of None is the library's own."""
-    interval = "auto" if hyper["interval"] is None else hyper["interval"]
-    return TunedStepper(problem, rate_rule(optimizer, hyper), {**hyper, "interval": interval}, budget)
+    """Return APO around an optimizer."""
+    return TunedStepper(problem, rate_rule(optimizer, hyper), hyper, budget)
 
 
 def _apo(base: str) -> Method:
