@@ -48,6 +48,18 @@ def spoil(model):
         model[1].running_mean.fill_(float("nan"))
 
 
+def blow_up(model):
+    with torch.no_grad():
+        model[5].weight.mul_(-1e6)
+
+
+def overflow(model):
+    """The loss stays finite, the next step does not."""
+    with torch.no_grad():
+        model[3].weight.mul_(1e16)
+        model[5].weight.mul_(-1e20)
+
+
 OPTIMIZERS = {
     "sgdm": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3),
@@ -56,7 +68,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=list(OPTIMIZERS))
-@pytest.mark.parametrize("harm", [kill, spoil])
+@pytest.mark.parametrize("harm", [kill, spoil, blow_up, overflow])
 def test_a_network_that_dies_early_is_brought_back_and_learns(optimizer, harm):
     model, tuner = build(optimizer, total_steps=400)
     with pytest.warns(apo.ApoWarning, match="the network was lost.*went back to where the loss last fell"):

@@ -35,6 +35,10 @@ def batch(seed, size=12):
     return (torch.randn(size, 5, generator=generator).double(), torch.randn(size, 2, generator=generator).double())
 
 
+def seen(comparison, **known):
+    return Outcome(0, 2.0, 1.9, comparison=comparison, **known)
+
+
 def test_promise_and_price_are_those_of_each_batch_alone():
     """A linear network with squared error is a quadratic: the model is exact, in float64."""
     torch.manual_seed(0)
@@ -89,14 +93,14 @@ def test_a_batch_stream_without_targets_leaves_the_loss_on_the_steps_own_batch()
 def test_shared_curvature_and_signal_together_bear_more_over_relaxation(curvature, signal, expected):
     sigma = OverRelaxation(0.9)
     for _ in range(50):
-        sigma.observe(Comparison(2.0, 0.8, 2.0 * signal, 0.8 * curvature, 0.1))
+        sigma.observe(seen(Comparison(2.0, 0.8, 2.0 * signal, 0.8 * curvature, 0.1)))
     assert sigma.value == pytest.approx(expected, rel=2e-3)
 
 
 def test_a_promise_that_rounding_may_have_made_says_nothing():
     sigma, turning_point = OverRelaxation(0.9), TurningPoint()
     tiny = Comparison(1e-4, 2e-4, 1e-4, 2e-4, 0.0)
-    sigma.observe(tiny, resolution=1e-3)
+    sigma.observe(seen(tiny, resolution=1e-3))
     assert sigma.value == 1.4
     assert turning_point.change(tiny, 0.3, 0.1, 1.4, 0.1, resolution=1e-3) == -1.0  # the slope still says: down
     better = tiny._replace(own_price=0.0, other_price=0.0)
@@ -105,19 +109,25 @@ def test_a_promise_that_rounding_may_have_made_says_nothing():
 
 
 def test_growing_weights_lower_sigma_and_shrinking_ones_do_not_raise_it():
+    """Without shared curvature sigma is sigma_0: 2 at first, and with normalisation 2 + 8 * 0.125 = 3."""
     sigma = OverRelaxation(0.9)
-    sigma.observe(None, 2.0)
-    comparison = Comparison(1.0, 0.8, 0.3, 0.0, 0.1)
-    sigma.observe(comparison, 4.0)
-    assert sigma.value == pytest.approx(1.0)
-    sigma.observe(comparison, 1.0)
-    assert sigma.value == pytest.approx(2.0)
+    sigma.observe(seen(None, weights=2.0))
+    comparison = Comparison(1.0, 0.8, 0.125, 0.0, 0.1)
+    sigma.observe(seen(comparison, weights=4.0))
+    assert sigma.value == pytest.approx(1.5)
+    sigma.observe(seen(comparison, weights=1.0))
+    assert sigma.value == pytest.approx(3.0)
+    sigma.observe(seen(comparison._replace(other_promise=20.0), weights=1.0))
+    assert sigma.value == pytest.approx(4.0)
+    plain = OverRelaxation(0.9)
+    plain.observe(seen(comparison))
+    assert plain.value == pytest.approx(2.0)
 
 
 def test_a_look_ahead_that_promises_nothing_says_nothing():
     sigma, turning_point = OverRelaxation(0.9), TurningPoint()
     for comparison in (Comparison(-1.0, 0.8, 0.3, 0.8, 0.1), Comparison(1.0, math.nan, 0.3, 0.8, 0.1)):
-        sigma.observe(comparison)
+        sigma.observe(seen(comparison))
         assert turning_point.change(comparison, 0.3, 0.1, 1.4, 0.1) is None
     assert sigma.value == 1.4
 

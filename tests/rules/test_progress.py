@@ -143,3 +143,26 @@ def test_it_continues_from_its_state():
     follow.counts[id(other)] = 4
     other.load_state_dict(one.state_dict())
     assert follow(one, [1.9] * 30, CLIMB[:30]) == follow(other, [1.9] * 30, CLIMB[:30])
+
+
+def test_a_loss_that_leaps_to_several_times_its_first_value_is_lost_and_one_that_is_noisy_is_not():
+    progress = Progress()
+    follow(progress, [2.0 * 0.95**k for k in range(20)], [0.0] * 20)
+    assert follow(progress, [9.0], [0.0]) == [(pytest.approx(-math.log(4)), Standing.LOST)]
+    noisy = Progress()
+    follow(noisy, [0.1, 3.0] * 20, [0.0] * 40)
+    assert not where(follow(noisy, [9.0], [0.0]), Standing.LOST)
+
+
+def test_a_network_that_cannot_go_back_is_not_said_to_have_done_so():
+    progress = Progress()
+    follow(progress, [2.0 * 0.95**k for k in range(20)] + [9.0], [0.0] * 21)
+    assert "weights went back" in progress.sentences()[0]
+    (sentence,) = progress.sentences(can_go_back=False)
+    assert "No earlier weights are kept" in sentence and "went back" not in sentence
+
+
+def test_gradients_that_vanish_because_all_is_learned_are_no_loss():
+    progress = Progress()
+    follow(progress, [2.0 * 0.8**k for k in range(20)], [0.0] * 20)
+    assert not where(follow(progress, [0.0] * 60, [0.0] * 60, silent=1.0), Standing.LOST)

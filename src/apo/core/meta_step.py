@@ -149,25 +149,30 @@ class Engine:
         numbers, meta_gradient_norm = self._agree(step, numbers, norm(gradients), processes)
         loss, terms = numbers["loss at theta"], Terms(*(numbers[name] for name in Terms._fields))
         objective = terms.total(self.objective, numbers.get("unit", look_aheads.unit))  # type: ignore[arg-type]
-        # Weights that are not finite can go back; finite ones with such a loss point at the data.
-        can_go_back = not math.isfinite(loss) and self._return_point.is_kept
-        if not can_go_back or math.isfinite(processes.agree(norm(origin))):
+        size, can_go_back = numbers.get("step norm", 0.0), self._return_point.is_kept
+        # Weights that are not finite can go back, and so can those with a finite loss whose step is not: they have
+        # exploded. Finite weights with a loss that is not point at the data.
+        is_finite = math.isfinite(loss) and math.isfinite(size)
+        exploded = not is_finite and (math.isfinite(loss) or not math.isfinite(processes.agree(norm(origin))))
+        if not (exploded and can_go_back):
             self._check_loss(step, loss)
-            self._check_step(step, numbers.get("step norm", 0.0))
+            self._check_step(step, size)
 
         comparison = ahead.comparison and Comparison(*(numbers[name] for name in Comparison._fields))
         resolution = abs(loss) * _rounding(recordings[0])
         outcome = Outcome(
-            step, loss, objective, look_aheads.share, comparison, numbers.get("weights"), resolution,
-            numbers.get("silent", 0.0),
+            step, math.inf if exploded else loss, objective, look_aheads.share, comparison, numbers.get("weights"),
+            resolution, numbers.get("silent", 0.0), can_go_back,
         )  # fmt: skip
-        updated = math.isfinite(meta_gradient_norm) and math.isfinite(loss)
+        updated = math.isfinite(meta_gradient_norm) and not exploded
         if updated:
             rule.meta_update(gradients, outcome) if rule.compares else rule.meta_update(gradients)
         warnings = [*rule.after(outcome), *self.objective.warnings(step)]
         if rule.standing is Standing.BETTER:
             self._return_point.keep(step)
         if not (rule.standing is Standing.LOST and self._return_point.go_back()):
+            self._check_loss(step, loss)
+            self._check_step(step, size)
             proposal.take_step()
             if sampled is not None:
                 proposal.observe_sampled(sampled)

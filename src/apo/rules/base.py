@@ -74,6 +74,7 @@ class Outcome(NamedTuple):
         weights: Norm of the weights of a network with normalisation layers that average over images; None for others.
         resolution: Changes of the loss below this are lost in rounding.
         silent: The share of the parameters whose gradient is exactly zero.
+        can_go_back: Whether earlier weights are kept.
     """
 
     step: int
@@ -84,6 +85,7 @@ class Outcome(NamedTuple):
     weights: float | None = None
     resolution: float = 0.0
     silent: float = 0.0
+    can_go_back: bool = True
 
 
 def moving_parameters(optimizer: Optimizer) -> list[Tensor]:

@@ -275,7 +275,7 @@ class LearningRate(Rule):
         rate = self.learned_rates()[0]
         ahead = rate / self.over_relaxation  # with the sigma of this look-ahead
         comparison, resolution = outcome.comparison, outcome.resolution
-        self._relaxation.observe(comparison, outcome.weights, resolution)
+        self._relaxation.observe(outcome)
         if self._turning_point is None or comparison is None:
             return None
         return self._turning_point.change(comparison, outcome.share, ahead, self.over_relaxation, rate, resolution)
@@ -291,11 +291,12 @@ class LearningRate(Rule):
                 for parameter in self._phi:
                     parameter.add_(allowed - highest)
             self._show()
-        if self.standing is Standing.LOST and self._turning_point is not None:
-            self._turning_point = TurningPoint()  # what it knows is of a network that is no more
+        if self.standing is Standing.LOST:  # what they know is of a network that is no more
+            self.meta_optimizer.state.clear()
+            self._turning_point = self._turning_point and TurningPoint()
         if self._often_until and (self._progress.has_begun > had_begun or self.standing is Standing.LOST):
             self._often_until = step + _EARLY  # the end of a plateau is a start
-        return self._progress.sentences()
+        return self._progress.sentences(outcome.can_go_back)
 
     def detach(self) -> None:
         """Turn the param groups back into plain ones that keep the rates in force.

@@ -11,8 +11,9 @@ All three show in the same way. The rate stands far above where it was when the 
 further, and if the loss does not fall for long it goes back there. Or the loss is above its first value: then the rate
 falls to a tenth.
 
-A network is *lost* if most of its parameters have no gradient any more, if its loss stays *at* its first value, or if
-it is not finite. Then the weights go back, too (:mod:`apo.core.return_point`). The user is told in any case.
+A network is *lost* if most of its parameters have no gradient any more, if its loss stays *at* its first value, if it
+leaps to several times that value, or if it is not finite. Then the weights go back, too, if earlier ones are kept
+(:mod:`apo.core.return_point`). The user is told in any case.
 
 **The start.** Until the loss has fallen for the first time the rate has a limit. Deep networks without normalisation
 begin on a plateau: the outputs hardly depend on the inputs, so the loss hardly differs from batch to batch, the
@@ -43,6 +44,11 @@ LOST = (
     "weights went back to where the loss last fell, the optimizer's state was emptied, and training continues at a "
     "smaller rate"
 )
+LOST_FOR_GOOD = (
+    "the network is lost: its loss is no better than before the first step. No earlier weights are kept so late in "
+    "training, or for an optimizer that had a state before its first step, so only the rate was lowered: go back to a "
+    "checkpoint"
+)
 
 WAITING = (
     "the loss has not fallen yet, and hardly differs from batch to batch: the network is on a plateau, or dead, or its "
@@ -59,6 +65,8 @@ _PATIENT_STEPS = 150
 _PLATEAU_STEPS = 400
 #: How many times its first value a loss has to reach to count as exploded, which noise does not do.
 _EXPLOSION = 4.0
+#: And by how many times its noise it has to leap there at once for the network to be lost.
+_LEAP = 10.0
 #: How near a loss is to its first value if the network is at chance, relative to that value.
 _CHANCE = 0.02
 #: How far above its level of the last progress the rate may climb without any more.
@@ -135,12 +143,18 @@ class Progress:
             silent: The share of the parameters whose gradient is exactly zero.
         """
         self.standing = Standing.AS_BEFORE
-        self._silent_times = self._silent_times + 1 if silent > self._silent_at_first + _SILENT else 0
+        # A hinge loss that is satisfied leaves no gradient either, at a loss that is better than ever.
+        is_silent = silent > self._silent_at_first + _SILENT and loss > self._best
+        self._silent_times = self._silent_times + 1 if is_silent else 0
         if not math.isfinite(loss) or self._silent_times == _SILENT_TIMES:
             self._lose(step, log_rate)
             return min(log_rate, self._ceiling)
         last = self._mean / (1.0 - _MEMORY**self._count) if self._count else loss
         quiet = math.sqrt(self._variance / (1.0 - _MEMORY**self._count)) if self._count else 0.0
+        if self._explodes(loss) and self._count >= _FIRST_LOOKS and loss > last + _LEAP * quiet:
+            self._highest = loss
+            self._lose(step, log_rate)
+            return min(log_rate, self._ceiling)
         self._count += 1
         correction = 1.0 - _MEMORY**self._count
         self._mean = _MEMORY * self._mean + (1.0 - _MEMORY) * loss
@@ -203,15 +217,22 @@ class Progress:
         self._count, self._mean, self._variance = 0, 0.0, 0.0
         self._since, self._last_step, self._silent_times = 0, step, 0
 
+    def _explodes(self, loss: float) -> bool:
+        return loss > self._first + (_EXPLOSION - 1.0) * abs(self._first)
+
     @property
     def has_exploded(self) -> bool:
         """Whether a loss was far above the first one: steps were too long, and may have left their mark."""
-        return self._highest > self._first + (_EXPLOSION - 1.0) * abs(self._first)
+        return self._explodes(self._highest)
 
-    def sentences(self) -> list[str]:
-        """Return what the user should know after the last observation."""
+    def sentences(self, can_go_back: bool = True) -> list[str]:
+        """Return what the user should know after the last observation.
+
+        Args:
+            can_go_back: Whether earlier weights are kept.
+        """
         if self.standing is Standing.LOST:
-            return [LOST]
+            return [LOST if can_go_back else LOST_FOR_GOOD]
         if self.standing is Standing.HELD_BACK:
             return [CLIMBED]
         if self.is_waiting:

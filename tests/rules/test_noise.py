@@ -1,0 +1,95 @@
+"""Noise limits the over-relaxation where it holds the loss up, and only there."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import apo
+from apo.rules.base import Comparison, Outcome
+from apo.rules.noise import NoiseLimit
+from apo.rules.over_relaxation import OverRelaxation
+
+
+def follow(limit, losses, promise=0.1, every=10):
+    for index, loss in enumerate(losses):
+        limit.observe(every * index, loss, promise)
+    return limit
+
+
+@pytest.mark.parametrize("every", [1, 10, 40])
+def test_the_gain_is_what_the_loss_falls_by_while_the_number_of_steps_doubles(every):
+    """A loss of -slope * log(t) falls by slope * log(2), wherever the meta-steps are."""
+    count, slope = 4000 // every, 0.2
+    limit = follow(NoiseLimit(), [5.0 - slope * math.log(1 + every * k) for k in range(count)], 0.1, every)
+    price = 0.25 * 0.5 * 0.8 * 0.1
+    assert limit.largest(0.5, 0.2) == pytest.approx(0.75 * slope * math.log(2) / price, rel=0.1)
+
+
+@pytest.mark.parametrize("losses", [[2.0] * 100, [2.0 + 0.01 * k for k in range(100)]])
+def test_a_loss_that_rests_or_rises_has_nothing_to_pay_noise_with(losses):
+    limit = follow(NoiseLimit(), losses)
+    assert limit.largest(1.0, 0.0) == 1.4
+    assert limit.largest(0.0, 0.5) == limit.largest(1.0, 1.0) == math.inf  # nothing is shared, or all is signal
+
+
+def test_the_first_steps_have_no_limit():
+    assert follow(NoiseLimit(), [2.0] * 10).largest(1.0, 0.0) == math.inf
+
+
+def test_the_unit_of_the_loss_does_not_matter():
+    losses = [2.0 / (1 + 0.01 * k) for k in range(60)]
+    one = follow(NoiseLimit(), losses).largest(0.5, 0.2)
+    assert 1.4 < one < 100
+    assert follow(NoiseLimit(), [1e-3 * x for x in losses], 1e-4).largest(0.5, 0.2) == pytest.approx(one)
+
+
+def test_a_saved_sigma_continues():
+    comparison = Comparison(0.1, 0.1, 0.03, 0.08, 0.0)
+    outcomes = [Outcome(10 * k, 2.0 - 0.02 * k, 1.9, comparison=comparison) for k in range(40)]
+    whole, first, second = OverRelaxation(0.9), OverRelaxation(0.9), OverRelaxation(0.9)
+    for index, outcome in enumerate(outcomes):
+        whole.observe(outcome)
+        (first if index < 20 else second).observe(outcome)
+        if index == 19:
+            second.load_state_dict(first.state_dict())
+    assert second.value == whole.value != first.value
+
+
+def test_on_noisy_targets_a_long_run_ends_where_the_best_fixed_schedule_does():
+    """The task that the limit is for: a regression whose targets are mostly noise."""
+
+    def train(build, apply, steps=1500):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+        teacher = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 1)).requires_grad_(False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=build, momentum=0.9)
+        step = apply(optimizer, model, steps)
+        for k in range(steps):
+            x = torch.randn(32, 6)
+            step(k, x, 3 * teacher(x) + torch.randn(32, 1))
+        x = torch.randn(4000, 6)
+        return float(F.mse_loss(model(x), 3 * teacher(x)))
+
+    def learned(optimizer, model, steps):
+        tuner = apo.APO(optimizer, model, F.mse_loss, total_steps=steps)
+        return lambda _, x, y: tuner.step(x, y)
+
+    def cosine(optimizer, model, steps):
+        highest = optimizer.param_groups[0]["lr"]
+
+        def step(k, x, y):
+            optimizer.param_groups[0]["lr"] = highest * 0.5 * (1 + math.cos(math.pi * k / steps))
+            optimizer.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            optimizer.step()
+
+        return step
+
+    best = min(train(lr, cosine) for lr in (0.003, 0.01, 0.03))
+    ours = train(1e-3, learned)
+    assert ours < 1.2 * best
