@@ -124,6 +124,13 @@ def test_growing_weights_lower_sigma_and_shrinking_ones_do_not_raise_it():
     assert plain.value == pytest.approx(2.0)
 
 
+def test_in_long_runs_normalisation_bears_no_more_than_before():
+    comparison, sigma = Comparison(1.0, 0.8, 0.125, 0.0, 0.1), OverRelaxation(0.9)
+    for step, expected in ((9_999, 3.0), (19_999, 1.4 + 1.6 / 2), (159_999, 1.4 + 1.6 / 16)):
+        sigma.observe(seen(comparison, weights=1.0)._replace(step=step))
+        assert sigma.value == pytest.approx(expected)
+
+
 def test_a_look_ahead_that_promises_nothing_says_nothing():
     sigma, turning_point = OverRelaxation(0.9), TurningPoint()
     for comparison in (Comparison(-1.0, 0.8, 0.3, 0.8, 0.1), Comparison(1.0, math.nan, 0.3, 0.8, 0.1)):

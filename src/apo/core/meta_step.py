@@ -214,7 +214,7 @@ class Engine:
         # Several losses in one step may differ in kind, unless they are micro-batches, and B' has the last of them
         # alone. Weights of 16 bits lose most of a small look-ahead in rounding.
         comparable = _is_one_batch(recordings) and not _is_coarse(proposal.parameters)
-        share, others = self.objective.share(step, comparable), []
+        share, others = self.objective.share(step, comparable, self.rule.compares), []
         if self.objective.needs_other_batch and not self.batches.is_same:
             other = self.batches.draw(recordings[-1])
             # B' sees the same dropout masks, and the same state in attributes, at theta and at theta'.

@@ -1,24 +1,24 @@
 r"""How much over-relaxation the noise of the gradients allows.
 
 Steps along noise do not add up to progress. They hold the loss above where a smaller rate would let it fall: SGD with
-momentum on a quadratic, gradients of covariance C, stays higher by about
+momentum on a quadratic stays higher by about
 
 .. math::
-    \frac{\eta}{4 (1 - \mu)} \operatorname{tr} C = \frac{\sigma}{4} (1 - \nu)\, a_B,
+    \frac{\eta}{4 (1 - \mu)} \operatorname{tr} \operatorname{Cov} g = \frac{\sigma}{4} (1 - \nu)\, a_B,
 
 because a look-ahead at the rate :math:`\eta / \sigma` promises :math:`a_B`, of which the part :math:`\nu` is signal
 (:mod:`apo.rules.over_relaxation`). Only curvature that all batches share turns noise of the past into loss, so the
 price of noise is taken as
 
 .. math::
-    E = \frac{\sigma}{4}\, \kappa\, (1 - \nu)\, a_B .
+    \varepsilon = \frac{\sigma}{4}\, \kappa\, (1 - \nu)\, a_B .
 
 While training gains much, that price is worth paying: the end of training lowers the rate anyway. It is not where the
-loss has stopped falling *because* of the noise. So the price is compared with the gain G, by which the loss falls while
-the number of steps doubles, and :math:`\sigma` is limited such that
+loss has stopped falling *because* of the noise. So the price is compared with the gain :math:`\Lambda`, by which the
+loss falls while the number of steps doubles, and :math:`\sigma` is limited such that
 
 .. math::
-    E \le \rho\, G, \qquad G = -\ln 2\, \frac{d J}{d \ln t}, \quad \rho = 0.75 .
+    \varepsilon \le \frac{3}{4}\, \Lambda, \qquad \Lambda = -\ln 2\, \frac{d J}{d \ln t} .
 
 Small tasks showed nothing else that tells them apart: a regression on noisy targets, whose best rate is low, had a
 price of three times its gain; an autoencoder, image classifiers, a language model and a regression without noise,
@@ -33,7 +33,7 @@ from typing import Any
 
 __all__ = ["NoiseLimit"]
 
-#: rho: the price of noise that is worth paying, in gains.
+#: The price of noise that is worth paying, in gains.
 _WORTH = 0.75
 #: A smaller sigma is not asked for.
 _LEAST = 1.4
