@@ -84,7 +84,7 @@ def test_weights_buffers_and_state_go_back():
     model = network()
     optimizer = torch.optim.Adam(model.parameters())
     point = ReturnPoint(model, optimizer)
-    point.keep(0)
+    point.keep(0, 1.0)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     F.cross_entropy(model(torch.randn(8, 8)), torch.randint(3, (8,))).backward()
     optimizer.step()
@@ -98,10 +98,10 @@ def test_the_last_copy_is_kept_and_none_after_two_thousand_steps():
     model = network()
     point = ReturnPoint(model, torch.optim.SGD(model.parameters(), lr=0.1))
     assert not point.go_back()
-    point.keep(0)
+    point.keep(0, 1.0)
     with torch.no_grad():
         model[0].weight.fill_(2.0)
-    point.keep(10)
+    point.keep(10, 1.0)
     with torch.no_grad():
         model[0].weight.fill_(3.0)
     assert point.go_back() and bool((model[0].weight == 2.0).all())
@@ -109,7 +109,7 @@ def test_the_last_copy_is_kept_and_none_after_two_thousand_steps():
     assert point.is_kept
     point.expire(_STEPS)
     assert not point.is_kept and not point.go_back()
-    point.keep(_STEPS)
+    point.keep(_STEPS, 1.0)
     assert not point.is_kept
 
 
@@ -128,7 +128,7 @@ def test_a_network_that_dies_late_does_not_go_back_to_its_beginnings(monkeypatch
 def test_an_optimizer_that_has_state_before_its_first_step_keeps_no_return_point():
     model = network()
     point = ReturnPoint(model, torch.optim.Adagrad(model.parameters()))
-    point.keep(0)
+    point.keep(0, 1.0)
     assert not point.is_kept
 
 
@@ -138,3 +138,31 @@ def test_data_that_are_not_finite_are_still_an_error():
         tuner.step(x, y)
     with pytest.raises(apo.NonFiniteError, match="look for NaN in the data"):
         tuner.step(torch.full_like(x, float("nan")), y)
+
+
+def test_only_a_loss_that_has_grown_a_hundredfold_says_that_the_weights_exploded():
+    model = network()
+    point = ReturnPoint(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert not point.is_far_below(1e9)  # nothing is kept
+    point.keep(0, 0.5)
+    assert point.is_far_below(51.0) and not point.is_far_below(49.0)
+
+
+@pytest.mark.parametrize("is_huge", [True, False])
+def test_an_infinite_step_goes_back_at_a_huge_loss_and_is_an_error_at_an_ordinary_one(is_huge):
+    model, tuner = build(OPTIMIZERS["sgdm"])
+    *first, last = batches(31)
+    for batch in first:
+        tuner.step(*batch)
+    before = [p.detach().clone() for p in model.parameters()]
+    model[0].weight.register_hook(lambda gradient: torch.full_like(gradient, float("inf")))
+    factor = 1e6 if is_huge else 1.0
+    tuner.engine.criterion = lambda output, target: factor * F.cross_entropy(output, target)
+    if is_huge:
+        with pytest.warns(apo.ApoWarning, match="went back"):
+            tuner.step(*last)
+        assert all(bool(p.isfinite().all()) for p in model.parameters())
+    else:
+        with pytest.raises(apo.NonFiniteError, match="would make the weights infinite"):
+            tuner.step(*last)
+        assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))

@@ -89,7 +89,7 @@ def risk(rate, way, steps=1500, seeds=(0, 1)):
             x = torch.randn(32, 6)
             step(k, x, 3 * teacher(x) + torch.randn(32, 1))
         x = torch.randn(4000, 6)
-        found.append(float(F.mse_loss(model(x), 3 * teacher(x))))
+        found.append(F.mse_loss(model(x), 3 * teacher(x)).item())
     return sum(found) / len(found)
 
 

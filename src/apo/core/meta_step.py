@@ -150,10 +150,12 @@ class Engine:
         loss, terms = numbers["loss at theta"], Terms(*(numbers[name] for name in Terms._fields))
         objective = terms.total(self.objective, numbers.get("unit", look_aheads.unit))  # type: ignore[arg-type]
         size, can_go_back = numbers.get("step norm", 0.0), self._return_point.is_kept
-        # Weights that are not finite can go back, and so can those with a finite loss whose step is not: they have
-        # exploded. Finite weights with a loss that is not point at the data.
-        is_finite = math.isfinite(loss) and math.isfinite(size)
-        exploded = not is_finite and (math.isfinite(loss) or not math.isfinite(processes.agree(norm(origin))))
+        # Weights that are not finite can go back, and so can finite ones whose loss is huge and whose step is not
+        # finite. Finite weights with another loss point at the data, or at a faulty gradient.
+        if math.isfinite(loss):
+            exploded = not math.isfinite(size) and self._return_point.is_far_below(loss)
+        else:
+            exploded = not math.isfinite(processes.agree(norm(origin)))
         if not (exploded and can_go_back):
             self._check_loss(step, loss)
             self._check_step(step, size)
@@ -169,7 +171,7 @@ class Engine:
             rule.meta_update(gradients, outcome) if rule.compares else rule.meta_update(gradients)
         warnings = [*rule.after(outcome), *self.objective.warnings(step)]
         if rule.standing is Standing.BETTER:
-            self._return_point.keep(step)
+            self._return_point.keep(step, loss)
         if not (rule.standing is Standing.LOST and self._return_point.go_back()):
             self._check_loss(step, loss)
             self._check_step(step, size)

@@ -19,6 +19,8 @@ __all__ = ["ReturnPoint"]
 
 #: After so many steps no copy is kept: it costs memory, and a network that has learned so long is rarely lost.
 _STEPS = 2000
+#: A loss that has grown by this factor says that the weights have exploded, not that a gradient is faulty.
+_FAR = 100.0
 
 
 class ReturnPoint:
@@ -33,7 +35,7 @@ class ReturnPoint:
         >>> model = nn.Linear(2, 1)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> point = ReturnPoint(model, optimizer)
-        >>> point.keep(0)
+        >>> point.keep(0, loss=2.3)
         >>> with torch.no_grad():
         ...     _ = model.weight.fill_(float("nan"))
         >>> point.go_back(), bool(model.weight.isfinite().all())
@@ -46,11 +48,13 @@ class ReturnPoint:
         self._can_empty_state = not optimizer.state
         self._tensors: list[Tensor] = []  # those of the network and the optimizer that were there
         self._kept: list[Tensor] = []  # their copies
+        self._loss = 0.0  # at the weights that are kept
 
-    def keep(self, step: int) -> None:
+    def keep(self, step: int, loss: float) -> None:
         """Take the weights in force as good ones, if it is early enough in training."""
         if not self._can_empty_state or step >= _STEPS:
             return
+        self._loss = loss
         owned = [p for group in self._optimizer.param_groups for p in group["params"]]
         tensors = [*owned, *self._model.buffers()]
         if len(tensors) == len(self._kept):
@@ -63,6 +67,10 @@ class ReturnPoint:
         """Drop the copy when its time is over: a network that is lost later must not go back as far as that."""
         if step >= _STEPS:
             self._tensors, self._kept = [], []
+
+    def is_far_below(self, loss: float) -> bool:
+        """Whether a loss is so high that the weights must have exploded since."""
+        return self.is_kept and loss > _FAR * abs(self._loss)
 
     @property
     def is_kept(self) -> bool:
