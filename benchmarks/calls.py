@@ -100,6 +100,9 @@ def kronecker() -> Callable[[], None]:
     return lambda: tuner.step(torch.randn(16, 8), torch.randint(3, (16,)))
 
 
+#: After so many steps an ordinary step and a meta-step are traced: both are beyond the beginning, where every step is a
+#: meta-step, and meta-steps of every default interval.
+MEASURED = (75, 80)
 CASES = {"attach": attached, "explicit": explicit, "Kronecker": kronecker}
 
 
@@ -111,9 +114,9 @@ def main() -> None:
     rows = {}
     for name, build in CASES.items():
         step = build()
-        for _ in range(15):
+        for _ in range(MEASURED[0]):
             step()
-        for kind, steps in (("ordinary", 1), ("meta", 5)):
+        for kind, steps in (("ordinary", 1), ("meta", MEASURED[1] - MEASURED[0])):
             for _ in range(steps - 1):
                 step()
             with Trace() as trace:
