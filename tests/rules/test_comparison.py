@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 import apo
 from apo.rules.base import Comparison, Outcome
-from apo.rules.over_relaxation import OverRelaxation, momentum_in
-from apo.rules.turning_point import TurningPoint
+from apo.rules.over_relaxation import OverRelaxation, TurningPoint, momentum_in
 
 SHARE, FSD, WSD = 0.3, 0.2, 0.05
 

@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 import apo
 from apo.rules.base import Comparison, Outcome
-from apo.rules.noise import NoiseLimit
-from apo.rules.over_relaxation import OverRelaxation
+from apo.rules.over_relaxation import NoiseLimit, OverRelaxation
 
 
 def follow(limit, losses, promise=0.1, every=10):
@@ -96,5 +95,5 @@ def risk(rate, way, steps=1500, seeds=(0, 1)):
 def test_on_noisy_targets_the_limit_ends_near_the_best_cosine_and_far_below_a_rule_without_it(monkeypatch):
     limited = risk(1e-3, learned)
     assert limited < 1.4 * min(risk(rate, cosine) for rate in (0.003, 0.01, 0.03))
-    monkeypatch.setattr("apo.rules.noise._LEAST", 8.0)
+    monkeypatch.setattr("apo.rules.over_relaxation._LEAST", 8.0)
     assert limited < 0.75 * risk(1e-3, learned)

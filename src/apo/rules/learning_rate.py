@@ -31,13 +31,12 @@ from torch.optim import Optimizer
 from apo.rules.base import MetaOptimizerFactory, Outcome, Proposal, Rule, Slope, Standing
 from apo.rules.linearity import check_linear_in_lr, measuring_rate
 from apo.rules.momentum_probe import momentum_of
-from apo.rules.over_relaxation import OverRelaxation, momentum_in
+from apo.rules.over_relaxation import OverRelaxation, TurningPoint, momentum_in
 from apo.rules.param_groups import ScheduledGroup, base_rate, is_scheduled
 from apo.rules.progress import Progress
 from apo.rules.rate_options import check_meta_optimizer, check_numbers
 from apo.rules.rate_proposal import Members, RateProposal
 from apo.rules.tail import coupled_decay, has_tail, tail_displacement
-from apo.rules.turning_point import TurningPoint
 from apo.rules.warm_start import find_start, rate_of_a_tiny_step
 from apo.vectors import differences, scaled
 
