@@ -8,7 +8,7 @@ import torch
 from tests.rules.test_tail import CASES, RATE, displacement_by_the_rule
 
 import apo
-from apo.rules.momentum_probe import UnknownMomentumError, find_momentum
+from apo.rules.momentum import UnknownMomentumError, find_momentum
 
 #: NAdam changes its momentum and RAdam its kind of step as they go along, and a centered RMSprop is refused.
 KNOWN = {case: CASES[case][:2] for case in CASES if case not in ("nadam", "radam", "rmsprop-centered")}

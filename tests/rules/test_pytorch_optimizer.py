@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import apo
-from apo.rules.momentum_probe import find_momentum
+from apo.rules.momentum import find_momentum
 
 pytorch_optimizer = pytest.importorskip("pytorch_optimizer")
 

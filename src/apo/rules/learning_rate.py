@@ -29,16 +29,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from apo.rules.base import MetaOptimizerFactory, Outcome, Proposal, Rule, Slope, Standing
-from apo.rules.linearity import check_linear_in_lr, measuring_rate
-from apo.rules.momentum_probe import momentum_of
+from apo.rules.linearity import check_linear_in_lr
+from apo.rules.momentum import momentum_of
 from apo.rules.over_relaxation import OverRelaxation, TurningPoint, momentum_in
 from apo.rules.param_groups import ScheduledGroup, base_rate, is_scheduled
 from apo.rules.progress import Progress
 from apo.rules.rate_options import check_meta_optimizer, check_numbers
-from apo.rules.rate_proposal import Members, RateProposal
-from apo.rules.tail import coupled_decay, has_tail, tail_displacement
+from apo.rules.tail import Members, RateProposal, coupled_decay, has_tail, measuring_rate
 from apo.rules.warm_start import find_start, rate_of_a_tiny_step
-from apo.vectors import differences, scaled
+from apo.vectors import differences
 
 __all__ = ["LearningRate"]
 
@@ -199,19 +198,19 @@ class LearningRate(Rule):
         for group in self._groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             origin = [theta[p] for p in parameters]
-            members.append(Members(parameters, origin, differences(parameters, origin), measuring_rate(group)))
-        decays = [coupled_decay(self.optimizer, group) for group in self._groups]
-        pairs = zip(decays, members, strict=True)
-        return RateProposal(self, members, [decay for decay, member in pairs for _ in member.parameters])
-
-    def look_ahead_of(self, group: int, members: Members, rate: float) -> list[Tensor]:
-        """Return the look-ahead of a group's parameters at a rate; the optimizer has stepped."""
-        if self.look_ahead == "step":
-            return scaled(members.steps, rate / members.measured_at)
-        if self._momentum:
-            return scaled([self._tails[p] for p in members.parameters], rate)
-        fresh = [p in self._fresh for p in members.parameters]
-        return tail_displacement(self.optimizer, self._groups[group], members.origin, members.parameters, fresh, rate)
+            members.append(
+                Members(
+                    group=dict(group),
+                    parameters=parameters,
+                    origin=origin,
+                    steps=differences(parameters, origin),
+                    measured_at=measuring_rate(group),
+                    decay=coupled_decay(self.optimizer, group),
+                    fresh=[p in self._fresh for p in parameters],
+                    tails=[self._tails[p] for p in parameters] if self._tails else [],
+                )
+            )
+        return RateProposal(self, members)
 
     def first_look(self, proposal: Proposal, slope: Slope, often: bool = False) -> None:
         """Search for the rate at which the look-ahead turns from better to worse; start far below it."""

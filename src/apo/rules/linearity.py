@@ -11,7 +11,6 @@ among them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,22 +18,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from apo.errors import NotLinearError
+from apo.rules.tail import MEASURING_RATE, measuring_rate
 from apo.rules.twin import SmallTwin, full_size_twin, on_small_twins, set_rate, streams, tensors_in
 
-__all__ = ["check_linear_in_lr", "measuring_rate"]
+__all__ = ["check_linear_in_lr"]
 
-#: A step at a small rate drowns in the rounding of the weights; one at this rate keeps its leading digits.
-_MEASURING_RATE = 2.0**14
 _SMALL_RATE = 1e-3
 _TOLERANCE = 1e-3
 #: Some optimizers do something else every few steps: RAdam from the sixth on, Lookahead at each fifth or sixth.
 _STEPS = 7
-
-
-def measuring_rate(group: Mapping[str, Any]) -> float:
-    """Return the rate at which a meta-iteration steps the parameters of a group."""
-    # float16 ends at 65504; all other formats have room for a step thousands of times too large
-    return 1.0 if any(p.dtype == torch.float16 for p in group["params"]) else _MEASURING_RATE
 
 
 def check_linear_in_lr(optimizer: Optimizer) -> None:
@@ -48,7 +40,7 @@ def check_linear_in_lr(optimizer: Optimizer) -> None:
     if maximizes:
         raise NotLinearError(f"{name} has maximize=True, which apo does not support: minimise the negative instead")
     # The rate of the original's parameters: the small ones of the probe are never float16.
-    measured_at = min((measuring_rate(group) for group in optimizer.param_groups), default=_MEASURING_RATE)
+    measured_at = min((measuring_rate(group) for group in optimizer.param_groups), default=MEASURING_RATE)
     try:
         on_small_twins(optimizer, functools.partial(_probe, name, measured_at))
     except NotLinearError as error:

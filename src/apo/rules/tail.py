@@ -1,4 +1,4 @@
-r"""Look-ahead directions: which way a learning-rate rule looks, per unit of the rate.
+r"""Where a learning-rate rule looks: :class:`RateProposal`, along a direction that does not depend on the rate.
 
 With momentum, one step is mostly old gradients; what the *current* gradient does happens over the next steps. Looking
 one step ahead sees a tenth of it (at momentum 0.9) and the learned rate runs away. The *tail* is the whole displacement
@@ -28,20 +28,100 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from apo.rules.base import Proposal
 from apo.torch_internals import foreach_add_, foreach_div, foreach_div_, foreach_mul_, foreach_sqrt
-from apo.vectors import advance_, copies, scaled, wide
+from apo.vectors import advance_, copies, dot, norm, scaled, wide
 
-__all__ = ["coupled_decay", "has_tail", "register_tail", "tail_displacement"]
+if TYPE_CHECKING:
+    from apo.rules.learning_rate import LearningRate
+
+__all__ = ["Members", "RateProposal", "coupled_decay", "has_tail", "measuring_rate", "register_tail"]
+
+#: A step at a small rate drowns in the rounding of the weights; one at this rate keeps its leading digits.
+MEASURING_RATE = 2.0**14
 
 State = dict[str, Any]
+
+
+def measuring_rate(group: Mapping[str, Any]) -> float:
+    """Return the rate at which a meta-iteration steps the parameters of a group."""
+    # float16 ends at 65504; all other formats have room for a step thousands of times too large
+    return 1.0 if torch.float16 in [p.dtype for p in group["params"]] else MEASURING_RATE
+
+
+@dataclass(frozen=True)
+class Members:
+    """The parameters of one group that move, and what is known of them after the optimizer has stepped."""
+
+    group: dict[str, Any]  # a plain copy
+    parameters: list[Tensor]
+    origin: list[Tensor]  # theta
+    steps: list[Tensor]  # how far the optimizer's own step took them
+    measured_at: float  # the rate of that step
+    decay: float  # see `coupled_decay`
+    fresh: list[bool]  # whether each of them had no optimizer state before
+    tails: list[Tensor]  # per unit of the rate, if the optimizer's momentum was found by probing; else empty
+
+
+class RateProposal(Proposal):
+    """A look-ahead along the optimizer's own step or along the tail."""
+
+    def __init__(self, rule: LearningRate, groups: list[Members]) -> None:
+        parameters = [p for members in groups for p in members.parameters]
+        super().__init__(parameters, [members.decay for members in groups for _ in members.parameters])
+        self._rule = rule
+        self._groups = groups
+        self._last: tuple[list[float], list[Tensor]] | None = None  # rates of the groups, and their displacement
+
+    def displacement(self, factor: float = 1.0) -> list[Tensor]:
+        """Return eta / sigma times the look-ahead direction, with eta scaled by ``factor``.
+
+        Only the displacement is kept: the tail it is made of would be one vector more while the network runs.
+        """
+        rates = [factor * rate / self._rule.over_relaxation for rate in self._rule.learned_rates()]
+        if self._last is None or self._last[0] != rates:
+            self._last = None
+            found: list[Tensor] = []
+            for members, rate in zip(self._groups, rates, strict=True):
+                if self._rule.look_ahead == "step":
+                    found += scaled(members.steps, rate / members.measured_at)
+                elif members.tails:
+                    found += scaled(members.tails, rate)
+                elif members.parameters:
+                    found += _tail_displacement(self._rule.optimizer, members, rate)
+            self._last = rates, found
+        return self._last[1]
+
+    def pull_back(self, cotangent: Sequence[Tensor]) -> list[Tensor]:
+        """Return <h, Delta> over the parameters of each phi."""
+        displacement = self.displacement()
+        if not self._rule.per_group:
+            return [dot(cotangent, displacement)]
+        ends = list(itertools.accumulate(len(members.parameters) for members in self._groups))
+        spans = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+        still = torch.zeros((), device=cotangent[0].device)  # for a group in which nothing moves
+        return [dot(h, delta) if h else still for h, delta in ((cotangent[span], displacement[span]) for span in spans)]
+
+    def step_norm(self) -> Tensor | None:
+        """Return the norm of the step as it was measured; float16 ends too early for that to tell much."""
+        if any(p.dtype == torch.float16 for p in self.parameters):
+            return None
+        return norm([step for members in self._groups for step in members.steps])
+
+    def take_step(self) -> None:
+        """Move by the optimizer's own step at the rate in force now."""
+        for members, rate in zip(self._groups, self._rule.rates(), strict=True):
+            advance_(members.parameters, members.steps, rate / members.measured_at)
 
 
 def coupled_decay(optimizer: Optimizer, group: dict[str, Any]) -> float:
@@ -125,44 +205,25 @@ def _unwrapped(kind: type[Optimizer]) -> Any:
 
 
 @torch.no_grad()
-def tail_displacement(
-    optimizer: Optimizer,
-    group: dict[str, Any],
-    theta: Sequence[Tensor],
-    parameters: Sequence[Tensor],
-    fresh: Sequence[bool],
-    rate: float,
-) -> list[Tensor]:
-    """Return ``rate`` times the tail of some parameters of one group, after the optimizer has stepped.
-
-    Args:
-        optimizer: One for which :func:`has_tail` holds.
-        group: The parameters' group.
-        theta: Their values before the step.
-        parameters: The parameters, with their gradients.
-        fresh: Whether each of them had no state before this step.
-        rate: The learning rate at which to look ahead.
-    """
-    if not parameters:
-        return []
-    gradients = [wide(p.grad) for p in parameters]  # type: ignore[arg-type]
-    decay = coupled_decay(optimizer, group)
+def _tail_displacement(optimizer: Optimizer, members: Members, rate: float) -> list[Tensor]:
+    """Return ``rate`` times the tail, in closed form, of the parameters of one group."""
+    kind, group, decay = _tail_class(type(optimizer)), members.group, members.decay
+    assert kind is not None
+    gradients = [wide(p.grad) for p in members.parameters]  # type: ignore[arg-type]
     if decay:
         gradients = copies(gradients)
-        advance_(gradients, [wide(value) for value in theta], decay)
-    states = [optimizer.state[p] for p in parameters]
-    kind = _tail_class(type(optimizer))
-    assert kind is not None
+        advance_(gradients, [wide(value) for value in members.origin], decay)
+    states = [optimizer.state[p] for p in members.parameters]
     if any(gradient.is_complex() for gradient in gradients):  # torch's optimizers see pairs of real numbers
         states = [{key: _as_real(value) for key, value in state.items()} for state in states]
-        found = _TAILS[kind]([_as_real(gradient) for gradient in gradients], states, group, fresh, -rate)
+        found = _TAILS[kind]([_as_real(gradient) for gradient in gradients], states, group, members.fresh, -rate)
         pairs = zip(found, gradients, strict=True)
         displacement = [torch.view_as_complex(one) if gradient.is_complex() else one for one, gradient in pairs]
     else:
-        displacement = _TAILS[kind](gradients, states, group, fresh, -rate)
+        displacement = _TAILS[kind](gradients, states, group, members.fresh, -rate)
     decoupled = float(group.get("weight_decay", 0.0)) - decay
     if decoupled:
-        advance_(displacement, [wide(value) for value in theta], -rate * decoupled)
+        advance_(displacement, [wide(value) for value in members.origin], -rate * decoupled)
     return displacement
 
 
