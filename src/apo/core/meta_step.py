@@ -25,13 +25,13 @@ from apo.core.batches import FSDBatches
 from apo.core.look_ahead import LookAheads
 from apo.core.objective import ProximalObjective, Terms, unit_of_loss
 from apo.core.records import MetaStep
-from apo.core.return_point import ReturnPoint
 from apo.distributed import ALONE, Processes, through_wrapper
 from apo.errors import NonFiniteError
 from apo.passes.graphs import GraphedNetwork
 from apo.passes.isolation import RandomState, Surface
 from apo.passes.recording import Recording
 from apo.rules.base import Comparison, Outcome, Proposal, Rule, Standing
+from apo.rules.progress import ReturnPoint
 from apo.vectors import assign_, dot, norm, zero_share
 
 __all__ = ["Engine"]
@@ -141,15 +141,17 @@ class Engine:
             numbers |= ahead.comparison._asdict()
         if rule.compares and self._normalised:
             numbers["weights"] = norm([p for p in parameters if p.ndim > 1])
-        self._return_point.expire(step)
-        if self._return_point.is_kept:
+        if self._return_point.kept:
+            self._return_point.expire(step)
+        can_go_back = bool(self._return_point.kept)
+        if can_go_back:
             numbers["silent"] = zero_share([p.grad for p in parameters])  # type: ignore[misc]
         if isinstance(look_aheads.unit, Tensor):
             numbers["unit"] = look_aheads.unit
         numbers, meta_gradient_norm = self._agree(step, numbers, norm(gradients), processes)
         loss, terms = numbers["loss at theta"], Terms(*(numbers[name] for name in Terms._fields))
         objective = terms.total(self.objective, numbers.get("unit", look_aheads.unit))  # type: ignore[arg-type]
-        size, can_go_back = numbers.get("step norm", 0.0), self._return_point.is_kept
+        size = numbers.get("step norm", 0.0)
         # Weights that are not finite can go back, and so can finite ones whose loss is huge and whose step is not
         # finite. Finite weights with another loss point at the data, or at a faulty gradient.
         if math.isfinite(loss):

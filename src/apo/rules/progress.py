@@ -1,4 +1,4 @@
-r"""Notice a network that does not learn, before a rising rate does more harm.
+r"""Notice a network that does not learn, before a rising rate does more harm, and bring back one that is lost.
 
 A learned rate rests on the loss: a step is good if the loss after it is lower. Three things break that, and each looks
 healthy from one look-ahead to the next:
@@ -12,8 +12,9 @@ further, and if the loss does not fall for long it goes back there. Or the loss 
 falls to a tenth.
 
 A network is *lost* if most of its parameters have no gradient any more, if its loss stays *at* its first value, if it
-leaps to several times that value, or if it is not finite. Then the weights go back, too, if earlier ones are kept
-(:mod:`apo.core.return_point`). The user is told in any case.
+leaps to several times that value, or if it is not finite: all ReLUs off, outputs at chance, or NaN. Lowering the rate
+does not bring it back, so the weights go back, too, if earlier ones are kept (:class:`ReturnPoint`). The user is told
+in any case.
 
 **The start.** Until the loss has fallen for the first time the rate has a limit. Deep networks without normalisation
 begin on a plateau: the outputs hardly depend on the inputs, so the loss hardly differs from batch to batch, the
@@ -25,9 +26,13 @@ from __future__ import annotations
 
 import math
 
-from apo.rules.base import Standing
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
-__all__ = ["Progress"]
+from apo.rules.base import Standing
+from apo.vectors import assign_, copies
+
+__all__ = ["Progress", "ReturnPoint"]
 
 #: What the user is told.
 CLIMBED = (
@@ -82,6 +87,12 @@ _SILENT = 0.5
 _SILENT_TIMES = 3
 #: How often weights may go back: a network that is lost again and again has another fault.
 _RETURNS = 3
+
+#: After so many steps no copy of the weights is kept: it costs memory, and a network that has learned so long is rarely
+#: lost.
+_STEPS = 2000
+#: A loss that has grown by this factor says that the weights have exploded, not that a gradient is faulty.
+_FAR = 100.0
 
 
 class Progress:
@@ -247,3 +258,66 @@ class Progress:
         """Continue from what :meth:`state_dict` returned."""
         vars(self).update(state)
         self.standing = Standing(self.standing)
+
+
+class ReturnPoint:
+    """The weights at which the loss last fell: one copy of parameters and buffers, in the first steps of training.
+
+    The optimizer's state goes back to what it was before the first step, that is, to nothing. An optimizer that had one
+    before its first step, because it builds it early or was loaded, keeps no return point.
+
+    Args:
+        model: The network.
+        optimizer: Its optimizer.
+
+    Attributes:
+        kept: The copies; empty if there is nothing to go back to.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> point = ReturnPoint(model, optimizer)
+        >>> point.keep(0, loss=2.3)
+        >>> with torch.no_grad():
+        ...     _ = model.weight.fill_(float("nan"))
+        >>> point.go_back(), bool(model.weight.isfinite().all())
+        (True, True)
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._can_empty_state = not optimizer.state
+        self._tensors: list[Tensor] = []  # those of the network and the optimizer that were there
+        self.kept: list[Tensor] = []
+        self._loss = 0.0  # at the weights that are kept
+
+    def keep(self, step: int, loss: float) -> None:
+        """Take the weights in force as good ones, if it is early enough in training."""
+        if not self._can_empty_state or step >= _STEPS:
+            return
+        self._loss = loss
+        owned = [p for group in self._optimizer.param_groups for p in group["params"]]
+        self._tensors = [*owned, *self._model.buffers()]
+        if len(self._tensors) == len(self.kept):
+            assign_(self.kept, self._tensors)
+        else:  # at first, and when a group was added
+            self.kept = copies(self._tensors)
+
+    def expire(self, step: int) -> None:
+        """Drop the copy when its time is over: a network that is lost later must not go back as far as that."""
+        if step >= _STEPS:
+            self._tensors, self.kept = [], []
+
+    def is_far_below(self, loss: float) -> bool:
+        """Whether a loss is so high that the weights must have exploded since."""
+        return bool(self.kept) and loss > _FAR * abs(self._loss)
+
+    def go_back(self) -> bool:
+        """Put the kept weights into the network and empty the optimizer's state; return False if there are none."""
+        if not self.kept:
+            return False
+        assign_(self._tensors, self.kept)
+        self._optimizer.state.clear()
+        return True

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import apo
-from apo.core.return_point import _STEPS, ReturnPoint
+from apo.rules.progress import _STEPS, ReturnPoint
 
 
 def network():
@@ -106,15 +106,15 @@ def test_the_last_copy_is_kept_and_none_after_two_thousand_steps():
         model[0].weight.fill_(3.0)
     assert point.go_back() and bool((model[0].weight == 2.0).all())
     point.expire(_STEPS - 1)
-    assert point.is_kept
+    assert point.kept
     point.expire(_STEPS)
-    assert not point.is_kept and not point.go_back()
+    assert not point.kept and not point.go_back()
     point.keep(_STEPS, 1.0)
-    assert not point.is_kept
+    assert not point.kept
 
 
 def test_a_network_that_dies_late_does_not_go_back_to_its_beginnings(monkeypatch):
-    monkeypatch.setattr("apo.core.return_point._STEPS", 50)
+    monkeypatch.setattr("apo.rules.progress._STEPS", 50)
     model, tuner = build(OPTIMIZERS["sgdm"])
     for batch in batches(60):
         tuner.step(*batch)
@@ -122,14 +122,14 @@ def test_a_network_that_dies_late_does_not_go_back_to_its_beginnings(monkeypatch
     with pytest.raises(apo.NonFiniteError):
         for batch in batches(20):
             tuner.step(*batch)
-    assert not tuner.engine._return_point.is_kept
+    assert not tuner.engine._return_point.kept
 
 
 def test_an_optimizer_that_has_state_before_its_first_step_keeps_no_return_point():
     model = network()
     point = ReturnPoint(model, torch.optim.Adagrad(model.parameters()))
     point.keep(0, 1.0)
-    assert not point.is_kept
+    assert not point.kept
 
 
 def test_data_that_are_not_finite_are_still_an_error():
