@@ -9,7 +9,7 @@ four kinds, and all have to work without knowing about apo:
   ``initial_lr * f(t)`` whatever the rate is: the factor is the ratio of what is written to ``initial_lr`` (the
   ``max_lr`` of OneCycleLR and CyclicLR, whose ``initial_lr`` is a small part of the rate that the user means);
 * a *training loop* that writes ``group["lr"] = schedule(step)`` is of the closed form too, see
-  :class:`apo.rules.rate_writers.HandWritten`;
+  :class:`HandWritten`;
 * SWALR goes to a rate of its own, which is then the rate in force.
 
 A number does not tell where it comes from, so a scheduler's ``get_lr`` reads the rate as a :class:`Rate`: a float whose
@@ -21,10 +21,12 @@ A rate that is a tensor cannot remember: every write to it counts as that of a r
 from __future__ import annotations
 
 import copy
+import math
 import operator
+import sys
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
@@ -35,14 +37,7 @@ from torch.optim.lr_scheduler import CyclicLR, LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import SWALR
 
 from apo.errors import ApoWarning
-from apo.rules.rate_writers import (
-    HandWritten,
-    Place,
-    place_of_access,
-    read_by_get_lr,
-    read_by_optimizer,
-    writing_scheduler,
-)
+from apo.rules.rate_writers import Place, place_of_access, read_by_get_lr, writing_scheduler
 from apo.torch_internals import is_wrapped_by_scheduler, version_of
 
 __all__ = ["Rate", "ScheduledGroup", "base_rate", "is_scheduled", "note_scheduler"]
@@ -53,6 +48,12 @@ _BASES = ("initial_lr", "max_lr", "min_lr")
 
 #: Optimizers whose schedulers were built on a wrapper around them (Accelerate's, say), which then has torch's mark.
 _SCHEDULED_THROUGH_A_WRAPPER: weakref.WeakSet[Any] = weakref.WeakSet()
+
+#: A rate that is written in this many iterations in a row is a schedule.
+_IN_A_ROW = 3
+
+#: Nearly all reads come from an optimizer or from apo itself; these modules of torch's are read by others.
+_READERS, _SCHEDULERS = ("torch.optim.", "apo."), ("torch.optim.lr_scheduler", "torch.optim.swa_utils")
 
 #: What users were told about the rates of an optimizer: once, not for every group.
 _SAID: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
@@ -97,13 +98,9 @@ class Rate(float):
     __radd__ = __add__
 
 
-def _as_float(compare: Callable[[Any, Any], Any]) -> Callable[[Rate, Any], Any]:
-    return lambda self, other: compare(float(self), other)
-
-
 # NumPy's scalars leave comparisons to Rate as well, and a float does not know those that are no float64.
-for _name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
-    setattr(Rate, _name, _as_float(getattr(operator, _name)))
+for _compare in (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge):
+    setattr(Rate, f"__{_compare.__name__}__", lambda self, other, compare=_compare: compare(float(self), other))
 
 
 def _remembering(result: Any) -> Any:
@@ -135,6 +132,74 @@ def is_scheduled(optimizer: Optimizer) -> bool:
 def note_scheduler(optimizer: Optimizer) -> None:
     """Remember that a scheduler serves this optimizer, though torch's mark is on a wrapper around it."""
     _SCHEDULED_THROUGH_A_WRAPPER.add(optimizer)
+
+
+class HandWritten:
+    """Decides what the rates mean that a training loop itself writes into one param group.
+
+    A rate that is written now and then is the rate in force. One that is written in every iteration, or in every epoch
+    from the first one on, is a schedule: multiples of the initial rate. Neither holds for one that was made from the
+    rate in force (``group["lr"] *= 0.5``).
+
+    Args:
+        initial: The rate that the group had at first.
+        is_schedule: Whether it is known to be a schedule already; an attribute, too.
+
+    Example:
+        >>> hand = HandWritten(0.1)
+        >>> for rate in (0.09, 0.08):
+        ...     _ = hand.is_made_from(0.5, rate, was_read=False)
+        ...     hand.note_step()
+        >>> hand.is_schedule
+        True
+    """
+
+    def __init__(self, initial: float, is_schedule: bool = False) -> None:
+        self.is_schedule = is_schedule
+        self._last = initial  # written by the loop and not made from the rate in force
+        self._steps = 0
+        self._written = False  # since the last step
+        self._in_a_row = 0  # the iterations before this one in which a rate was written
+        self._from_the_start = False  # whether one was written before the first step
+
+    def note_step(self) -> None:
+        """Take notice of a step of the optimizer."""
+        self._in_a_row = self._in_a_row + 1 if self._written else 0
+        self._from_the_start |= self._written and not self._steps
+        self._written = False
+        self._steps += 1
+
+    def is_made_from(self, in_force: float, written: float, was_read: bool) -> bool:
+        """Take notice of a rate that is written, and return whether it was made from the rate in force.
+
+        Args:
+            in_force: The rate in force.
+            written: The rate that is written in its place.
+            was_read: Whether the training loop has read the rate in force since the last step, perhaps only for a log.
+        """
+        if was_read:
+            nearness = self._nearness(in_force, written)
+            if nearness > 0 or (nearness == 0 and not self.is_schedule):
+                self._last = written if self.is_schedule else self._last
+                return True
+        self._last = written
+        self._written = True
+        if self._steps and (self._from_the_start or self._in_a_row >= _IN_A_ROW - 1):
+            self.is_schedule = True
+        return False
+
+    def _nearness(self, in_force: float, written: float) -> int:
+        """Return 1 for a rate that is much nearer to the one in force than to the last one written, -1 for the reverse.
+
+        Once the learned rate has moved away from the initial one, both are far apart, and a schedule continues from
+        what it wrote last. Before that it hardly matters from which of both a rate is made.
+        """
+        if in_force == self._last or not min(in_force, written, self._last) > 0:
+            return -1
+        to_rate_in_force, to_last = abs(math.log(written / in_force)), abs(math.log(written / self._last))
+        if 2 * to_rate_in_force < to_last:
+            return 1
+        return -1 if 2 * to_last < to_rate_in_force else 0
 
 
 class ScheduledGroup(dict):
@@ -207,7 +272,10 @@ class ScheduledGroup(dict):
     def __getitem__(self, key: str) -> Any:
         """Give the rate in force to a scheduler in a form that remembers it, and as a plain number to all others."""
         value = dict.__getitem__(self, key)  # super() would double the time, and every step reads every key
-        if key != "lr" or isinstance(value, Tensor) or read_by_optimizer():
+        if key != "lr" or isinstance(value, Tensor):
+            return value
+        reader = sys._getframe(1).f_globals.get("__name__", "")
+        if reader.startswith(_READERS) and reader not in _SCHEDULERS:
             return value
         if read_by_get_lr():
             return Rate(value)
@@ -258,7 +326,8 @@ class ScheduledGroup(dict):
         """Change the factor so that the rate in force becomes what was meant by the rate that was written."""
         if isinstance(written, Tensor):
             is_multiple = is_scheduled(self._optimizer) and not self.learned * self.factor
-        elif scheduler is None or _steps_in_its_own_way(scheduler):
+        elif scheduler is None or not type(scheduler).step.__module__.startswith("torch."):
+            # A scheduler with a step of its own may read the rate outside get_lr.
             is_multiple = self._is_multiple_by_hand(float(written), place)
         else:
             is_multiple = self._is_multiple_of(scheduler, written)
@@ -326,8 +395,3 @@ class ScheduledGroup(dict):
             self._seen_version = version_of(current)
         else:
             super().__setitem__("lr", float(rate))
-
-
-def _steps_in_its_own_way(scheduler: LRScheduler) -> bool:
-    """Return whether a scheduler's class has a ``step`` of its own, which may read the rate outside ``get_lr``."""
-    return not type(scheduler).step.__module__.startswith("torch.")
