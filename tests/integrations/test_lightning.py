@@ -146,7 +146,7 @@ def test_the_callback_asks_the_trainer_for_its_end(limit, expected):
     chosen = callback(total_steps="auto")
     options = {"logger": False, "enable_checkpointing": False, "accumulate_grad_batches": 2} | QUIET
     pl.Trainer(**limit, callbacks=[chosen], **options).fit(Small())
-    assert chosen.tuner.objective.horizon.total_steps == chosen.tuner.steps == expected
+    assert chosen.tuner.objective.total_steps == chosen.tuner.steps == expected
 
 
 def test_a_trainer_without_an_end_is_refused():

@@ -154,7 +154,7 @@ def test_the_trainer_is_asked_for_its_end(text, tmp_path, limit, accumulate):
     without.detach()
     tuner = apo_transformers.attach(trainer, total_steps="auto")
     trainer.train()
-    assert tuner.objective.horizon.total_steps == tuner.steps == trainer.state.max_steps
+    assert tuner.objective.total_steps == tuner.steps == trainer.state.max_steps
 
 
 def test_asking_the_trainer_for_its_end_draws_no_random_numbers(text, tmp_path, monkeypatch):
@@ -164,7 +164,7 @@ def test_asking_the_trainer_for_its_end_draws_no_random_numbers(text, tmp_path, 
     monkeypatch.setattr(trainer, "get_train_dataloader", lambda: [torch.rand(1), loader][1])  # shuffles, say
     before = torch.get_rng_state()
     tuner = apo_transformers.attach(trainer, total_steps="auto")
-    assert tuner.objective.horizon.total_steps == 2 * len(loader)
+    assert tuner.objective.total_steps == 2 * len(loader)
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -71,7 +71,7 @@ class LookAheads:
         origin: A copy of theta.
         decay: Coupled weight decay of each parameter.
         batches: B.
-        others: B'; empty if it is B, or if no term needs it.
+        other: B'; None if it is B, or if no term needs it.
         share: The share of the loss term on B'.
         scale: The factor of a GradScaler.
         unit: The unit of the loss, see :func:`apo.core.objective.unit_of_loss`.
@@ -88,13 +88,13 @@ class LookAheads:
     origin: list[Tensor]
     decay: list[float]
     batches: list[Recording]
-    others: list[Recording]
+    other: Recording | None
     share: float
     scale: float
     unit: float | Tensor
     processes: Processes
     compares: bool = False
-    _at_theta: list[tuple[Any, Tensor | None]] | None = field(default=None, init=False)  # on B', once evaluated
+    _at_theta: tuple[Any, Any] | None = field(default=None, init=False)  # prediction and loss on B', once evaluated
 
     def look(self, displacement: Sequence[Tensor]) -> LookAhead:
         """Evaluate Q and its gradient at theta + displacement, and come back to theta.
@@ -109,6 +109,8 @@ class LookAheads:
                 for module, training in self.batches[-1].modes:  # the loop may have changed them since its pass
                     module.training = training
                 parts = self._parts()  # with the predictions at theta, where the weights still are
+                # Both batches need enough of a share for what they say to be told apart.
+                compares = self.compares and _LEAST_SHARE < self.share < 1.0 - _LEAST_SHARE
                 advance_(self.parameters, displacement, 1.0)
                 self._drop_assembled_weights()
                 own_slope = None
@@ -116,7 +118,7 @@ class LookAheads:
                     total = self._evaluate(part, losses, discrepancies)
                     if total is not None:
                         _times(total, self.scale).backward()
-                    if index == len(self.batches) - 1 and self._can_compare:
+                    if compares and self.other is not None and index == len(self.batches) - 1:
                         own_slope = dot([_gradient(p, self.scale) for p in self.parameters], displacement)
                 gradient = [_gradient(p, self.scale) for p in self.parameters]
             comparison = None
@@ -154,21 +156,12 @@ class LookAheads:
     def loss_at_theta(self) -> Tensor:
         """Return Q at theta itself, where nothing has moved: what a look-ahead has to lower."""
         loss = self._own_loss_at_theta()
-        if self.share and self.others:
-            loss = (1.0 - self.share) * loss + self.share * self._other_loss_at_theta()
+        if self.share and self.other is not None:
+            loss = (1.0 - self.share) * loss + self.share * self._other_at_theta()[1]
         return loss + weight_decay_value(self.origin, self.decay)
 
     def _own_loss_at_theta(self) -> Tensor:
         return _sum([_weighted(r.loss, r.weight) for r in self.batches if r.loss is not None])
-
-    def _other_loss_at_theta(self) -> Tensor:
-        pairs = zip(self.others, self._others_at_theta(), strict=True)
-        return _sum([_weighted(loss, other.weight) for other, (_, loss) in pairs if loss is not None])
-
-    @property
-    def _can_compare(self) -> bool:
-        """Whether both batches have enough of a share for what they say to be told apart."""
-        return self.compares and bool(self.others) and _LEAST_SHARE < self.share < 1.0 - _LEAST_SHARE
 
     def _compare(
         self, losses: Sequence[Tensor | float], fsd: Tensor, wsd: Tensor, own_slope: Tensor, other_slope: Tensor
@@ -178,11 +171,11 @@ class LookAheads:
         With :math:`d = \langle\nabla J(\theta'), \Delta\rangle`, a quadratic J has :math:`a = d - 2 (J' - J)` and
         :math:`c = 2 (d - (J' - J))`. FSD and WSD are quadratic in the look-ahead: slope and price are twice the value.
         """
-        count = len(self.batches)
+        *own, other = losses
         own_slope = own_slope / (1.0 - self.share)
         other_slope = (other_slope - 2.0 * self.objective.fsd_weight * _times(fsd, self.unit)) / self.share
-        own_change = _sum(losses[:count]) / (1.0 - self.share) - self._own_loss_at_theta()
-        other_change = _sum(losses[count:]) / self.share - self._other_loss_at_theta()
+        own_change = _sum(own) / (1.0 - self.share) - self._own_loss_at_theta()
+        other_change = other / self.share - self._other_at_theta()[1]
         return Comparison(
             own_slope - 2.0 * own_change,  # type: ignore[arg-type]
             2.0 * (own_slope - own_change),  # type: ignore[arg-type]
@@ -198,26 +191,27 @@ class LookAheads:
     def _parts(self) -> list[_Part]:
         """Return what each batch contributes. If B' is B, training has already made the predictions at theta."""
         fsd = self.objective.fsd_weight
-        if not self.others:
+        if self.other is None:
             return [_Part(batch, 1.0, fsd / len(self.batches), batch.prediction) for batch in self.batches]
-        pairs = zip(self.others, self._others_at_theta(), strict=True)  # first: it may find that B' has no targets
+        prediction, _ = self._other_at_theta()  # first: it may find that B' has no targets
         own = [_Part(batch, 1.0 - self.share, 0.0, None) for batch in self.batches]
-        return own + [_Part(other, self.share, fsd, prediction) for other, (prediction, _) in pairs]
+        return [*own, _Part(self.other, self.share, fsd, prediction)]
 
-    def _others_at_theta(self) -> list[tuple[Any, Tensor | None]]:
-        """Return predictions and losses on B' at theta; the first look-ahead evaluates them."""
+    def _other_at_theta(self) -> tuple[Any, Any]:
+        """Return prediction and loss (or None) on B' at theta; the first look-ahead evaluates them."""
         if self._at_theta is None:
+            assert self.other is not None
             with torch.no_grad(), _explaining_missing_graph():
-                self._at_theta = [other.evaluate(self.network, self.criterion) for other in self.others]
+                prediction, loss = self.other.evaluate(self.network, self.criterion)
+                self._at_theta = prediction, None if loss is None else _weighted(loss, self.other.weight)
             # Checked at the first meta-step, even if the loss on B' is needed only towards the end of training.
-            if self.objective.needs_other_targets and any(loss is None for _, loss in self._at_theta):
+            if loss is None and self.objective.needs_other_targets:
                 self.share = 0.0
-                if self.objective.share_is_default and self.objective.horizon is None:
-                    return self._at_theta
-                raise MissingBatchError(
-                    "the loss term was asked for on another batch, but that batch has no targets: let fsd_batch yield "
-                    "(inputs, target) pairs"
-                )
+                if not self.objective.share_is_default or self.objective.total_steps is not None:
+                    raise MissingBatchError(
+                        "the loss term was asked for on another batch, but that batch has no targets: let fsd_batch "
+                        "yield (inputs, target) pairs"
+                    )
         return self._at_theta
 
     def _evaluate(
@@ -229,7 +223,7 @@ class LookAheads:
         new, loss = part.batch.evaluate(self.network, self.criterion)
         terms = []
         if part.loss_weight:
-            assert loss is not None  # of B' as well, see `_others_at_theta`
+            assert loss is not None  # of B' as well, see `_other_at_theta`
             terms.append(_times(_weighted(loss, part.batch.weight), part.loss_weight))
             losses.append(terms[-1].detach())
         if part.fsd_weight:

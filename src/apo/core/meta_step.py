@@ -86,7 +86,8 @@ class Engine:
 
     def find_wrapper(self) -> None:
         """Note the ``DistributedDataParallel`` through which the model is being called now, if there is one."""
-        self.network = through_wrapper(self._model, self.network)
+        several = dist.is_available() and dist.is_initialized()
+        self.network = through_wrapper(self._model, self.network) if several else self._model
 
     def meta_step(
         self,
@@ -111,7 +112,10 @@ class Engine:
         Raises:
             NonFiniteError: The loss is not finite, or the step would make the weights so. The weights are as before.
         """
-        _check_dense(theta)
+        if any(p.grad is not None and p.grad.layout != torch.strided for p in theta):
+            raise TypeError(
+                "a parameter has a sparse gradient, which apo cannot learn from: build its layer with sparse=False"
+            )
         rule, proposal = self.rule, self.rule.propose(theta)
         parameters = proposal.parameters
         if not parameters:
@@ -159,14 +163,15 @@ class Engine:
         else:
             exploded = not math.isfinite(processes.agree(norm(origin)))
         if not (exploded and can_go_back):
-            self._check_loss(step, loss)
-            self._check_step(step, size)
+            self._check_finite(step, loss, size)
 
         comparison = ahead.comparison and Comparison(*(numbers[name] for name in Comparison._fields))
-        resolution = abs(loss) * _rounding(recordings[0])
+        # The relative error of a loss: the average over a batch takes some of that of its elements.
+        autocast = recordings[0].autocast
+        rounding = torch.finfo(autocast.dtype if autocast.enabled else torch.float32).eps / 4
         outcome = Outcome(
             step, math.inf if exploded else loss, objective, look_aheads.share, comparison, numbers.get("weights"),
-            resolution, numbers.get("silent", 0.0), can_go_back,
+            abs(loss) * rounding, numbers.get("silent", 0.0), can_go_back,
         )  # fmt: skip
         updated = math.isfinite(meta_gradient_norm) and not exploded
         if updated:
@@ -175,17 +180,13 @@ class Engine:
         if rule.standing is Standing.BETTER:
             self._return_point.keep(step, loss)
         if not (rule.standing is Standing.LOST and self._return_point.go_back()):
-            self._check_loss(step, loss)
-            self._check_step(step, size)
+            self._check_finite(step, loss, size)
             proposal.take_step()
             if sampled is not None:
                 proposal.observe_sampled(sampled)
-            if step_norm is None:
-                try:
-                    self._check_step(step, norm(parameters).item())
-                except NonFiniteError:
-                    assign_(parameters, origin)
-                    raise
+            if step_norm is None and not math.isfinite(norm(parameters).item()):
+                assign_(parameters, origin)
+                self._check_finite(step, loss, math.nan)
         return MetaStep(
             step=step,
             loss=loss,
@@ -217,14 +218,20 @@ class Engine:
         surface = Surface(modules, everything, draws_from_host)
         # Several losses in one step may differ in kind, unless they are micro-batches, and B' has the last of them
         # alone. Weights of 16 bits lose most of a small look-ahead in rounding.
-        comparable = _is_one_batch(recordings) and not _is_coarse(proposal.parameters)
-        share, others = self.objective.share(step, comparable, self.rule.compares), []
+        halves = (torch.float16, torch.bfloat16)
+        comparable = _is_one_batch(recordings) and not any(p.dtype in halves for p in proposal.parameters)
+        share, other = self.objective.share(step, comparable, self.rule.compares), None
         if self.objective.needs_other_batch and not self.batches.is_same:
             other = self.batches.draw(recordings[-1])
             # B' sees the same dropout masks, and the same state in attributes, at theta and at theta'.
             random_state = RandomState.capture(surface.devices, draws_from_host)
             other = other.starting_from(random_state, surface.attributes())
-            others = [replace(other, weight=_total_weight(recordings)) if share else other]
+            if share:
+                # B' counts as B does as a whole: once for the mean of micro-batches. The elements of a loss without
+                # reduction have a weight each; their mean fits a batch of any size.
+                weights = [recording.weight for recording in recordings]
+                weight = sum(weight.mean() if isinstance(weight, Tensor) else weight for weight in weights)
+                other = replace(other, weight=weight)
         # Graphs keep the activations of one call, and do not average gradients over processes.
         graphs_serve = all(len(recording.calls) == 1 for recording in recordings) and not processes.groups
         return LookAheads(
@@ -237,7 +244,7 @@ class Engine:
             origin=origin,
             decay=proposal.coupled_decay,
             batches=list(recordings),
-            others=others,
+            other=other,
             share=share,
             scale=float(self.scaler.get_scale()) if self.scaler is not None and self.scaler.is_enabled() else 1.0,
             unit=unit_of_loss([recording.weight for recording in recordings]),
@@ -269,15 +276,14 @@ class Engine:
         meta = math.sqrt(sum(n * n for n in norms)) if split else sum(norms) / len(norms)
         return dict(zip(numbers, means, strict=True)), meta
 
-    def _check_loss(self, step: int, loss: float) -> None:
+    def _check_finite(self, step: int, loss: float, size: float) -> None:
+        """Raise unless loss and size of a step are finite."""
         if not math.isfinite(loss):
             raise NonFiniteError(
                 f"the training loss is {loss} at step {step}, so there is nothing to learn from: look for NaN in the "
                 "data, and lower the optimizer's lr or clip the gradients if it grew before; on_nonfinite='skip' would "
                 "leave such steps out"
             )
-
-    def _check_step(self, step: int, size: float) -> None:
         if not math.isfinite(size):
             raise NonFiniteError(
                 f"step {step} would make the weights infinite or NaN at learning rate {self.rule.rates()}, "
@@ -286,38 +292,12 @@ class Engine:
             )
 
 
-def _check_dense(parameters: Mapping[Tensor, Tensor]) -> None:
-    if any(p.grad is not None and p.grad.layout != torch.strided for p in parameters):
-        raise TypeError(
-            "a parameter has a sparse gradient, which apo cannot learn from: build its layer with sparse=False"
-        )
-
-
 def _is_one_batch(recordings: Sequence[Recording]) -> bool:
     """Return whether the passes are one batch, or micro-batches whose mean is taken."""
     if len(recordings) == 1:
         return True
     mean = 1.0 / len(recordings)
     return all(isinstance(r.weight, float) and math.isclose(r.weight, mean, rel_tol=0.01) for r in recordings)
-
-
-def _is_coarse(parameters: Sequence[Tensor]) -> bool:
-    """Return whether weights are kept in 16 bits."""
-    return any(p.dtype in (torch.float16, torch.bfloat16) for p in parameters)
-
-
-def _rounding(recording: Recording) -> float:
-    """Return the relative error of a loss; the average over a batch takes some of that of its elements."""
-    autocast = recording.autocast
-    return torch.finfo(autocast.dtype if autocast.enabled else torch.float32).eps / 4
-
-
-def _total_weight(recordings: Sequence[Recording]) -> float | Tensor:
-    """Return the factor with which training takes a batch as a whole: 1 for the mean of micro-batches.
-
-    The elements of a loss without reduction have one each; their mean fits a batch of any size.
-    """
-    return sum(r.weight.mean() if isinstance(r.weight, Tensor) else r.weight for r in recordings)
 
 
 def _stack(*tensors: Tensor) -> Tensor:

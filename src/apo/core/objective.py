@@ -47,7 +47,7 @@ from apo.discrepancy import CategoricalKL, Discrepancy, for_loss
 from apo.passes.recording import Recording
 from apo.vectors import advance_, norm, wide
 
-__all__ = ["Horizon", "ProximalObjective", "Terms"]
+__all__ = ["ProximalObjective", "Terms"]
 
 #: The part of training after which the end counts as near.
 _END_IS_NEAR = 0.5
@@ -73,31 +73,6 @@ class Terms(NamedTuple):
         return self.loss + unit * (objective.fsd_weight * self.fsd + objective.wsd_weight * self.wsd)
 
 
-class Horizon:
-    """How many steps training takes.
-
-    Args:
-        total_steps: T, the number of steps of the optimizer.
-
-    Example:
-        >>> horizon = Horizon(1000)
-        >>> [horizon.nearness(step) for step in (0, 500, 750, 1000)]
-        [0.0, 0.0, 0.5, 1.0]
-    """
-
-    def __init__(self, total_steps: int) -> None:
-        advice = "the batches of an epoch times the epochs, divided by the micro-batches of a step if there are more"
-        self.total_steps = whole_number("total_steps", total_steps, advice)
-
-    def nearness(self, step: int) -> float:
-        """Return how near the end is: 0 in the first half, then rising to 1, and 1 beyond the end."""
-        return min(max((step / self.total_steps - _END_IS_NEAR) / (1.0 - _END_IS_NEAR), 0.0), 1.0)
-
-    def is_over(self, step: int) -> bool:
-        """Return whether a step, counted from 0, comes after the last one."""
-        return step >= self.total_steps
-
-
 class ProximalObjective:
     r"""The weights of the three terms and the divergence :math:`\rho` of the function-space term.
 
@@ -110,14 +85,16 @@ class ProximalObjective:
         mask: Which positions of a batch count, as a function of its recording; ``"auto"`` leaves out the padding
             marked by the criterion's ``ignore_index``, by ``labels`` of -100 or by an ``attention_mask``.
         other_batch_share: :math:`\alpha`, the share of the loss term that is taken on B'; 0 is the paper's.
-        total_steps: How many steps training takes; None if nobody knows.
+        total_steps: T, how many steps of the optimizer training takes; None if nobody knows.
         share_is_default: Whether nobody asked for that share: then it is dropped where it cannot be had.
 
     Example:
         >>> import torch.nn.functional as F
-        >>> objective = ProximalObjective(0.3, 0.0, criterion=F.cross_entropy)
+        >>> objective = ProximalObjective(0.3, 0.0, criterion=F.cross_entropy, total_steps=1000)
         >>> type(objective.discrepancy).__name__
         'CategoricalKL'
+        >>> [objective.nearness(step) for step in (0, 500, 750, 1000)]
+        [0.0, 0.0, 0.5, 1.0]
     """
 
     def __init__(
@@ -137,7 +114,8 @@ class ProximalObjective:
         if other_batch_share > 1:
             raise ValueError(f"other_batch_share must be from 0 to 1, got {other_batch_share}: 0 is the paper's")
         self.share_is_default = share_is_default
-        self.horizon = None if total_steps is None else Horizon(total_steps)
+        advice = "the batches of an epoch times the epochs, divided by the micro-batches of a step if there are more"
+        self.total_steps = None if total_steps is None else whole_number("total_steps", total_steps, advice)
         self._wanted = (discrepancy, criterion)
         self.discrepancy = _discrepancy(*self._wanted) if self.fsd_weight > 0 else None
         self._ignore_index = _ignore_index(criterion)
@@ -153,7 +131,13 @@ class ProximalObjective:
     @property
     def needs_other_targets(self) -> bool:
         """Whether a loss is taken on B', now or towards the end of training."""
-        return self.other_batch_share > 0 or self.horizon is not None
+        return self.other_batch_share > 0 or self.total_steps is not None
+
+    def nearness(self, step: int) -> float:
+        """Return how near the end of training is: 0 in the first half, then rising to 1, and 1 beyond the end."""
+        if self.total_steps is None:
+            return 0.0
+        return min(max((step / self.total_steps - _END_IS_NEAR) / (1.0 - _END_IS_NEAR), 0.0), 1.0)
 
     def share(self, step: int, comparable: bool = True, compares: bool = False) -> float:
         r"""Return :math:`\alpha` at a step, counted from 0: it rises when the end of training is near.
@@ -163,7 +147,7 @@ class ProximalObjective:
             comparable: Whether B' says the same kind of thing as B; if not, a default share is dropped.
             compares: Whether the rule compares the batches: then the share does not rise.
         """
-        nearness = 0.0 if self.horizon is None or (compares and comparable) else self.horizon.nearness(step)
+        nearness = 0.0 if compares and comparable else self.nearness(step)
         usual = self.other_batch_share if comparable or not self.share_is_default else 0.0
         return usual + (1.0 - usual) * nearness
 
@@ -172,14 +156,14 @@ class ProximalObjective:
 
         It does not fall to 0 itself: a training that continues should do so slowly, and say so, not stand still.
         """
-        return 1.0 if self.horizon is None else max(1.0 - self.horizon.nearness(step), _LEAST_FADE)
+        return max(1.0 - self.nearness(step), _LEAST_FADE)
 
     def warnings(self, step: int) -> list[str]:
         """Return what the user should know after a step."""
-        if self.horizon is None or not self.horizon.is_over(step):
+        if self.total_steps is None or step < self.total_steps:
             return []
         return [
-            f"training continues after total_steps={self.horizon.total_steps}, where the rate has fallen: pass the "
+            f"training continues after total_steps={self.total_steps}, where the rate has fallen: pass the "
             "number of steps that training really takes"
         ]
 

@@ -238,7 +238,14 @@ class LearningRate(Rule):
         """Move log eta to the turning point, or by the meta-optimizer, at most by ``max_change``; within the bounds."""
         before = [float(parameter) for parameter in self._phi]
         self._is_flat = all(float(gradient) == 0.0 for gradient in gradients)
-        change = self._change_to_the_turning_point(outcome)
+        change = None  # of log eta, if the batches say where the look-ahead turns
+        if outcome is not None and self._relaxation is not None:
+            rate = self.learned_rates()[0]
+            ahead = rate / self.over_relaxation  # with the sigma of this look-ahead
+            self._relaxation.observe(outcome)
+            if self._turning_point is not None and outcome.comparison is not None:
+                target, resolution = self.over_relaxation, outcome.resolution
+                change = self._turning_point.change(outcome.comparison, outcome.share, ahead, target, rate, resolution)
         if change is None:
             super().meta_update(gradients)
         else:
@@ -257,29 +264,6 @@ class LearningRate(Rule):
                 "the meta-gradient is exactly zero, so there is nothing to learn from: the gradients are all zero, or "
                 "the loss does not depend on the weights (dead ReLUs, saturated outputs, frozen or detached layers)"
             )
-        sentences += self._watch(outcome)
-        low, high = math.log(self.bounds[0]), math.log(self.bounds[1])
-        return sentences + [
-            f"the learned rate of param group {index} has reached its bound {self.bounds[0 if value <= low else 1]:g}: "
-            "widen bounds=, or look at the loss, the gradient may be zero or the objective unbounded"
-            for index, value in enumerate(float(p) for p in self._phi)
-            if value <= low or value >= high
-        ]
-
-    def _change_to_the_turning_point(self, outcome: Outcome | None) -> float | None:
-        """Take in what the batches say; return how log eta should change, or None to leave it to the meta-optimizer."""
-        if outcome is None or self._relaxation is None:
-            return None
-        rate = self.learned_rates()[0]
-        ahead = rate / self.over_relaxation  # with the sigma of this look-ahead
-        comparison, resolution = outcome.comparison, outcome.resolution
-        self._relaxation.observe(outcome)
-        if self._turning_point is None or comparison is None:
-            return None
-        return self._turning_point.change(comparison, outcome.share, ahead, self.over_relaxation, rate, resolution)
-
-    def _watch(self, outcome: Outcome) -> list[str]:
-        """Follow the loss; where the rate has climbed without progress, bring it back to where there was some."""
         self._last_step = step = outcome.step
         highest, had_begun = max(float(parameter) for parameter in self._phi), self._progress.has_begun
         allowed = self._progress.observe(step, outcome.loss, highest, outcome.silent)
@@ -294,7 +278,14 @@ class LearningRate(Rule):
             self._turning_point = self._turning_point and TurningPoint()
         if self._often_until and (self._progress.has_begun > had_begun or self.standing is Standing.LOST):
             self._often_until = step + _EARLY  # the end of a plateau is a start
-        return self._progress.sentences(outcome.can_go_back)
+        sentences += self._progress.sentences(outcome.can_go_back)
+        low, high = math.log(self.bounds[0]), math.log(self.bounds[1])
+        return sentences + [
+            f"the learned rate of param group {index} has reached its bound {self.bounds[0 if value <= low else 1]:g}: "
+            "widen bounds=, or look at the loss, the gradient may be zero or the objective unbounded"
+            for index, value in enumerate(float(p) for p in self._phi)
+            if value <= low or value >= high
+        ]
 
     def detach(self) -> None:
         """Turn the param groups back into plain ones that keep the rates in force.
@@ -381,7 +372,8 @@ class LearningRate(Rule):
         ratio = rate / self._first_rate
         is_added = hasattr(self, "meta_optimizer")
         if is_added:
-            if not self._is_default(rate):  # then it was chosen with the rates of today in mind
+            default = self.optimizer.defaults.get("lr")  # as a tensor it shows the first group's rate in force
+            if isinstance(default, Tensor) or rate != default:  # then it was chosen with the rates of today in mind
                 ratio, factor = self._groups[0].compare(group)
             rate = ratio * self._groups[0].learned / self._fade
         if not self._phi or self.per_group:
@@ -392,7 +384,3 @@ class LearningRate(Rule):
         else:
             self._ratios.append(ratio)
         return factor
-
-    def _is_default(self, rate: float) -> bool:
-        default = self.optimizer.defaults.get("lr")
-        return not isinstance(default, Tensor) and rate == default  # a tensor shows the first group's rate in force

@@ -126,13 +126,14 @@ class Preconditioned(Rule):
     @property
     def interval(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The warm-up's own interval while it lasts, unless it does not end: then it would stay costly."""
-        return self.warmup_interval if self.optimizer.warming_up and not self._overdue else None
+        own = self.warmup_interval
+        return own if own is not None and self.optimizer.warming_up and not self._overdue else None
 
     @property
     def _overdue(self) -> bool:
-        """Whether the guard has delayed P for longer than the warm-up itself."""
+        """Whether the guard, if P still waits for it, has delayed P for longer than the warm-up itself."""
         waited = self.optimizer.steps - self.optimizer.warmup_steps
-        return self.optimizer.warming_up and waited > max(self.optimizer.warmup_steps, _LONG_WAIT)
+        return waited > max(self.optimizer.warmup_steps, _LONG_WAIT)
 
     @property
     def split(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -186,8 +187,11 @@ class Preconditioned(Rule):
         """Hand over once the warm-up has elapsed and the look-ahead helps; warn if that does not happen."""
         self._streak = self._streak + 1 if outcome.objective < outcome.loss else 0
         optimizer = self.optimizer
-        if optimizer.warming_up and optimizer.warmup_elapsed and self._streak >= self.patience:
+        if not optimizer.warming_up:
+            return []
+        if optimizer.warmup_elapsed and self._streak >= self.patience:
             optimizer.hand_over()
+            return []
         if not self._overdue:
             return []
         return [

@@ -118,7 +118,7 @@ def test_meta_optimizers_are_the_librarys_where_nothing_is_set():
 def test_the_eigenbasis_is_the_librarys_with_the_length_of_the_run():
     stepper = build("apo-eigen", classification(), {})
     tuner, own = stepper.tuner, apo.Preconditioned(apo.Eigenbasis(nn.Linear(2, 2)))  # type: ignore[attr-defined]
-    assert tuner.rule.warm_start == own.warm_start and tuner.objective.horizon is not None
+    assert tuner.rule.warm_start == own.warm_start and tuner.objective.total_steps is not None
     assert [tuner.is_meta_step(step) for step in (49, 50, 51, 60)] == [True, True, False, True]
     assert tuner.optimizer.refresh_interval == own.optimizer.refresh_interval
     assert tuner.optimizer.defaults == own.optimizer.defaults
@@ -213,7 +213,7 @@ def test_ablations_reach_the_tuner():
 @pytest.mark.parametrize(("given", "told"), [("auto", STEPS), ("none", None), (7, 7)])
 def test_the_tuner_is_told_how_long_the_run_is(given, told):
     objective = build("sgdm-apo", classification(), {"total_steps": given}).tuner.objective  # type: ignore[attr-defined]
-    assert getattr(objective.horizon, "total_steps", None) == told
+    assert objective.total_steps == told
 
 
 @pytest.mark.parametrize("wrong", ["rising", "0", "1.5", "true"])
