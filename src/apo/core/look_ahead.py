@@ -62,7 +62,6 @@ class LookAheads:
     """Evaluates look-aheads from one theta.
 
     Attributes:
-        model: The network.
         network: What runs in the passes: the network itself, or its CUDA graphs.
         criterion: The loss function, or None if the network returns its loss.
         objective: The meta-objective.
@@ -79,7 +78,6 @@ class LookAheads:
         compares: Whether to say what B and B' contribute each.
     """
 
-    model: nn.Module
     network: nn.Module
     criterion: Callable | None
     objective: ProximalObjective
@@ -186,7 +184,7 @@ class LookAheads:
 
     def _drop_assembled_weights(self) -> None:
         if self.processes.groups:  # under fully_shard, modules may still hold weights from before the move
-            fold_up(self.model.modules())
+            fold_up(self.network.modules())
 
     def _parts(self) -> list[_Part]:
         """Return what each batch contributes. If B' is B, training has already made the predictions at theta."""

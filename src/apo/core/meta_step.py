@@ -216,10 +216,12 @@ class Engine:
         everything = [p for group in self.rule.optimizer.param_groups for p in group["params"]]
         draws_from_host = any(recording.draws_from_host for recording in recordings)
         surface = Surface(modules, everything, draws_from_host)
-        # Several losses in one step may differ in kind, unless they are micro-batches, and B' has the last of them
-        # alone. Weights of 16 bits lose most of a small look-ahead in rounding.
-        halves = (torch.float16, torch.bfloat16)
-        comparable = _is_one_batch(recordings) and not any(p.dtype in halves for p in proposal.parameters)
+        # Several losses in one step may differ in kind, unless they are micro-batches whose mean is taken, and B' has
+        # the last of them alone. Weights of 16 bits lose most of a small look-ahead in rounding.
+        weights = [recording.weight for recording in recordings]
+        are_means = [isinstance(w, float) and math.isclose(w, 1.0 / len(weights), rel_tol=0.01) for w in weights]
+        are_halves = [p.dtype in (torch.float16, torch.bfloat16) for p in proposal.parameters]
+        comparable = (len(weights) == 1 or all(are_means)) and not any(are_halves)
         share, other = self.objective.share(step, comparable, self.rule.compares), None
         if self.objective.needs_other_batch and not self.batches.is_same:
             other = self.batches.draw(recordings[-1])
@@ -229,13 +231,11 @@ class Engine:
             if share:
                 # B' counts as B does as a whole: once for the mean of micro-batches. The elements of a loss without
                 # reduction have a weight each; their mean fits a batch of any size.
-                weights = [recording.weight for recording in recordings]
                 weight = sum(weight.mean() if isinstance(weight, Tensor) else weight for weight in weights)
                 other = replace(other, weight=weight)
         # Graphs keep the activations of one call, and do not average gradients over processes.
         graphs_serve = all(len(recording.calls) == 1 for recording in recordings) and not processes.groups
         return LookAheads(
-            model=self.network,
             network=self._graphed if self._graphed is not None and graphs_serve else self.network,
             criterion=self.criterion,
             objective=self.objective,
@@ -247,7 +247,7 @@ class Engine:
             other=other,
             share=share,
             scale=float(self.scaler.get_scale()) if self.scaler is not None and self.scaler.is_enabled() else 1.0,
-            unit=unit_of_loss([recording.weight for recording in recordings]),
+            unit=unit_of_loss(weights),
             processes=processes,
             compares=self.rule.compares and comparable,
         )
@@ -290,14 +290,6 @@ class Engine:
                 "so they were left as before: clip the gradients, or lower the optimizer's lr if warm_start is off "
                 "(to continue from here, load a checkpoint: the optimizer's own state has taken the gradient in)"
             )
-
-
-def _is_one_batch(recordings: Sequence[Recording]) -> bool:
-    """Return whether the passes are one batch, or micro-batches whose mean is taken."""
-    if len(recordings) == 1:
-        return True
-    mean = 1.0 / len(recordings)
-    return all(isinstance(r.weight, float) and math.isclose(r.weight, mean, rel_tol=0.01) for r in recordings)
 
 
 def _stack(*tensors: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Real
 from typing import Any
 
 import torch
@@ -34,10 +35,8 @@ from apo.rules.momentum import momentum_of
 from apo.rules.over_relaxation import OverRelaxation, TurningPoint, momentum_in
 from apo.rules.param_groups import ScheduledGroup, base_rate, is_scheduled
 from apo.rules.progress import Progress
-from apo.rules.rate_options import check_meta_optimizer, check_numbers
-from apo.rules.tail import Members, RateProposal, coupled_decay, has_tail, measuring_rate
-from apo.rules.warm_start import find_start, rate_of_a_tiny_step
-from apo.vectors import differences
+from apo.rules.tail import RateProposal, has_tail, measuring_rate
+from apo.rules.warm_start import NOTHING_TURNS, first_turning_point, rate_of_a_tiny_step
 
 __all__ = ["LearningRate"]
 
@@ -45,7 +44,6 @@ __all__ = ["LearningRate"]
 META_OPTIMIZER = functools.partial(torch.optim.Adam, lr=0.1, betas=(0.0, 0.99))
 #: The paper's, without bias correction.
 PAPER_META_OPTIMIZER = functools.partial(torch.optim.RMSprop, lr=0.1)
-_LOOK_AHEADS = ("tail", "step")
 #: Over-relaxation where it is not measured, and the share of the other batch where it is.
 _CONSTANT, _SHARE = 1.4, 0.3
 #: The first steps are all meta-steps where B' has its say; without it a rate would climb on noise. Later a rate rests.
@@ -99,10 +97,9 @@ class LearningRate(Rule):
     ) -> None:
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
-        if look_ahead not in _LOOK_AHEADS:
+        if look_ahead not in ("tail", "step"):
             raise ValueError(f"look_ahead must be 'tail' or 'step', got {look_ahead!r}")
-        check_numbers(over_relaxation, max_change, bounds)
-        check_meta_optimizer(meta_optimizer)
+        _check_options(over_relaxation, max_change, bounds, meta_optimizer)
         if check_linear:
             check_linear_in_lr(optimizer)
         self.optimizer = optimizer
@@ -117,9 +114,7 @@ class LearningRate(Rule):
         self._relaxation = OverRelaxation(momentum) if self.compares else None
         self._constant = _CONSTANT if over_relaxation == "auto" else float(over_relaxation)
         self._turning_point = TurningPoint() if self.compares and meta_optimizer is None and not per_group else None
-        self.max_change = max_change
-        self.bounds = bounds
-        self.warm_start = warm_start
+        self.max_change, self.bounds, self.warm_start = max_change, bounds, warm_start
         self._groups: list[ScheduledGroup] = []
         self._phi: list[Tensor] = []
         self._ratios: list[float] = []  # rate of each group relative to its phi
@@ -149,8 +144,7 @@ class LearningRate(Rule):
             'step'
         """
         settings: dict[str, Any] = {"look_ahead": "step", "over_relaxation": 1.0, "max_change": None}
-        settings |= {"meta_optimizer": PAPER_META_OPTIMIZER, "warm_start": False}
-        return cls(optimizer, **(settings | options))
+        return cls(optimizer, **(settings | {"meta_optimizer": PAPER_META_OPTIMIZER, "warm_start": False} | options))
 
     @property
     def interval(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -168,7 +162,7 @@ class LearningRate(Rule):
 
     def learned_rates(self) -> list[float]:
         """Return the learned rate of each param group, before the factor of a scheduler."""
-        return [math.exp(float(self._phi_of(i))) * ratio for i, ratio in enumerate(self._ratios)]
+        return [math.exp(float(self._phi[i if self.per_group else 0])) * ratio for i, ratio in enumerate(self._ratios)]
 
     def before_step(self, fade: float = 1.0) -> None:
         """Take in new param groups, what schedulers wrote and, if there are none, the end of training."""
@@ -194,23 +188,7 @@ class LearningRate(Rule):
 
     def propose(self, theta: Mapping[Tensor, Tensor]) -> Proposal:
         """Measure the step d and look ahead along it or along the tail."""
-        members = []
-        for group in self._groups:
-            parameters = [p for p in group["params"] if p.grad is not None]
-            origin = [theta[p] for p in parameters]
-            members.append(
-                Members(
-                    group=dict(group),
-                    parameters=parameters,
-                    origin=origin,
-                    steps=differences(parameters, origin),
-                    measured_at=measuring_rate(group),
-                    decay=coupled_decay(self.optimizer, group),
-                    fresh=[p in self._fresh for p in parameters],
-                    tails=[self._tails[p] for p in parameters] if self._tails else [],
-                )
-            )
-        return RateProposal(self, members)
+        return RateProposal(self, self._groups, theta, self._fresh, self._tails)
 
     def first_look(self, proposal: Proposal, slope: Slope, often: bool = False) -> None:
         """Search for the rate at which the look-ahead turns from better to worse; start far below it."""
@@ -221,16 +199,18 @@ class LearningRate(Rule):
         tiny = rate_of_a_tiny_step(proposal.displacement(), proposal.parameters, start)
         if tiny is None:
             return  # the gradient is zero, of which `after` will tell
-        found = find_start(lambda rate: slope(proposal.displacement(rate / start)), tiny, self.bounds, often)
-        if found.sentence:
-            self._sentences.append(found.sentence)
-        if found.limit:
+        turn = first_turning_point(lambda rate: slope(proposal.displacement(rate / start)), tiny, self.bounds)
+        found = 10 * tiny if turn is None else turn / (100 if often else 10)
+        found = min(max(found, self.bounds[0]), self.bounds[1])
+        if turn is None:
+            self._sentences.append(NOTHING_TURNS.format(10 * tiny))
+        elif often:
             self._often_until = _EARLY
-            self._progress.hold(math.log(found.rate), math.log(found.limit))
+            self._progress.hold(math.log(found), math.log(turn / 10))
         with torch.no_grad():
             for index, parameter in enumerate(self._phi):
                 ratio = self.learned_rates()[index] / start if self.per_group else 1.0
-                parameter.fill_(math.log(found.rate * ratio))
+                parameter.fill_(math.log(found * ratio))
         self._show()
 
     @torch.no_grad()
@@ -337,9 +317,6 @@ class LearningRate(Rule):
                 parameter.fill_(math.log(rate))
         self._adopt_groups()
 
-    def _phi_of(self, group: int) -> Tensor:
-        return self._phi[group if self.per_group else 0]
-
     def _show(self) -> None:
         for group, rate in zip(self._groups, self.learned_rates(), strict=True):
             group.show(rate * self._fade)
@@ -353,11 +330,10 @@ class LearningRate(Rule):
             factor = factors[index] if factors else None
             if index >= len(self._ratios):
                 factor = self._learn_rate_of(group, index)
-            rate = math.exp(float(self._phi_of(index))) * self._ratios[index] * self._fade
+            rate = self.learned_rates()[index] * self._fade
             is_by_hand = by_hand[index] if index < len(by_hand) else False
-            adopted = ScheduledGroup(group, self.optimizer, rate, factor, is_by_hand)
-            self.optimizer.param_groups[index] = adopted
-            self._groups.append(adopted)
+            self._groups.append(ScheduledGroup(group, self.optimizer, rate, factor, is_by_hand))
+            self.optimizer.param_groups[index] = self._groups[-1]
 
     def _learn_rate_of(self, group: Mapping[str, Any], index: int) -> float | None:
         """Learn one more group's rate; return the schedule's factor in it, or None for what the group itself shows."""
@@ -384,3 +360,24 @@ class LearningRate(Rule):
         else:
             self._ratios.append(ratio)
         return factor
+
+
+def _check_options(over_relaxation: Any, max_change: Any, bounds: Any, meta_optimizer: Any) -> None:
+    """Raise unless the options of a learned rate make sense."""
+    if over_relaxation != "auto" and not isinstance(over_relaxation, Real):
+        raise TypeError(f"over_relaxation must be a number or 'auto', got {over_relaxation!r}: use 1 to turn it off")
+    if over_relaxation != "auto" and not float(over_relaxation) > 0:
+        raise ValueError(f"over_relaxation must be positive, got {over_relaxation}: use 1 to turn it off")
+    if not isinstance(max_change, Real | None):
+        raise TypeError(f"max_change must be a number, or None for no limit, got {max_change!r}")
+    if max_change is not None and not float(max_change) > 0:
+        raise ValueError(f"max_change must be positive or None, got {max_change}")
+    if not (isinstance(bounds, tuple | list) and len(bounds) == 2 and all(isinstance(b, Real) for b in bounds)):
+        raise TypeError(f"bounds must be a pair of numbers, got {bounds!r}: pass (1e-10, 1e4), for instance")
+    if not 0 < bounds[0] < bounds[1] < math.inf:
+        raise ValueError(f"bounds must be 0 < lowest < highest, got {bounds}")
+    if not (meta_optimizer is None or callable(meta_optimizer)):
+        raise TypeError(
+            f"meta_optimizer must be a function that builds an optimizer from a list of tensors, got "
+            f"{type(meta_optimizer).__name__}: pass functools.partial(torch.optim.Adam, lr=0.1), for instance"
+        )

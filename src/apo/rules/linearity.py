@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from apo.errors import NotLinearError
 from apo.rules.tail import MEASURING_RATE, measuring_rate
-from apo.rules.twin import SmallTwin, full_size_twin, on_small_twins, set_rate, streams, tensors_in
+from apo.rules.twin import SmallTwin, flat, full_size_twin, on_small_twins, set_rate, streams, tensors_in
 
 __all__ = ["check_linear_in_lr"]
 
@@ -93,7 +93,7 @@ def _probe(name: str, measured_at: float, build: SmallTwin, without_decay: bool 
 
 
 def _compare_steps(before: list[Tensor], plain: list[Tensor], other: list[Tensor], rate: float, name: str) -> None:
-    start, reference, found = (_flat(vector) for vector in (before, plain, other))
+    start, reference, found = (flat(vector) for vector in (before, plain, other))
     rounding = 4 * max(torch.finfo(p.dtype).eps for p in plain) * max(1.0, 1 / rate) * torch.linalg.vector_norm(start)
     expected, found = reference - start, (found - start) / rate
     allowed = _TOLERANCE * torch.linalg.vector_norm(expected) + rounding
@@ -130,7 +130,3 @@ def _state(optimizer: Optimizer) -> Any:
 
 def _wide(tensor: Tensor) -> Tensor:
     return tensor.to("cpu", torch.complex128 if tensor.is_complex() else torch.float64)
-
-
-def _flat(vector: list[Tensor]) -> Tensor:
-    return torch.cat([p.detach().reshape(-1).cpu().double() for p in vector])

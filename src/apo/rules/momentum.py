@@ -37,7 +37,7 @@ from torch.optim import Optimizer
 
 from apo.errors import ApoWarning
 from apo.rules.tail import measuring_rate
-from apo.rules.twin import SmallTwin, full_size_twin, on_small_twins, set_rate, streams, tensors_in
+from apo.rules.twin import SmallTwin, flat, full_size_twin, on_small_twins, set_rate, streams, tensors_in
 from apo.vectors import advance_, differences, scaled, wide
 
 __all__ = ["Momentum", "UnknownMomentumError", "find_momentum", "momentum_of"]
@@ -77,11 +77,9 @@ class Momentum:
         """Return the tail of each parameter per unit of the rate, before the optimizer steps; nothing is changed."""
         random = streams(optimizer)
         twin, copies = full_size_twin(optimizer)
-        rates = [measuring_rate(group) for group in optimizer.param_groups]
-        for group, copied, rate in zip(optimizer.param_groups, twin.param_groups, rates, strict=True):
-            copied["lr"] = torch.full_like(group["lr"], rate) if isinstance(group["lr"], Tensor) else rate
-            if self.decoupled:
-                copied["weight_decay"] = 0.0
+        set_rate(twin, measuring_rate)
+        for group in twin.param_groups if self.decoupled else ():
+            group["weight_decay"] = 0.0
         self.take_out(twin, copies.values())
         twin.step()
         if not optimizer.state and all(torch.equal(p, copied) for p, copied in copies.items()):
@@ -89,8 +87,8 @@ class Momentum:
             twin.step()  # some only collect statistics in their first step
         random.restore()
         result = {}
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            moving = [p for p in group["params"] if p.grad is not None]
+        for group in optimizer.param_groups:
+            moving, rate = [p for p in group["params"] if p.grad is not None], measuring_rate(group)
             factors = [self._factor(optimizer, twin, group, p, copies[p]) / rate for p in moving]
             tails = scaled(differences([copies[p] for p in moving], moving), factors)
             if self.decoupled:
@@ -212,7 +210,7 @@ class _Run:
         with torch.no_grad():
             for p, old in zip(self.parameters, before, strict=True):
                 p.copy_(old)
-        return torch.cat([part.reshape(-1).double().cpu() for part in moved])
+        return flat(moved)
 
     def receive(self, gradients: list[Tensor]) -> None:
         """Set the gradients of the next step."""
@@ -366,4 +364,4 @@ def _decays_apart(build: SmallTwin) -> bool:
     for _ in range(3):  # from the second on, decay that is a part of the gradient is in the momentum
         step = run.step(zeros)
     decay = [float(group.get("weight_decay", 0.0)) * p.detach() for group in groups for p in group["params"]]
-    return _agree(-torch.cat([part.reshape(-1).double().cpu() for part in decay]), step)
+    return _agree(-flat(decay), step)

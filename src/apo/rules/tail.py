@@ -30,7 +30,7 @@ import functools
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,12 +40,12 @@ from torch.optim import Optimizer
 
 from apo.rules.base import Proposal
 from apo.torch_internals import foreach_add_, foreach_div, foreach_div_, foreach_mul_, foreach_sqrt
-from apo.vectors import advance_, copies, dot, norm, scaled, wide
+from apo.vectors import advance_, copies, differences, dot, norm, scaled, wide
 
 if TYPE_CHECKING:
     from apo.rules.learning_rate import LearningRate
 
-__all__ = ["Members", "RateProposal", "coupled_decay", "has_tail", "measuring_rate", "register_tail"]
+__all__ = ["RateProposal", "coupled_decay", "has_tail", "measuring_rate", "register_tail"]
 
 #: A step at a small rate drowns in the rounding of the weights; one at this rate keeps its leading digits.
 MEASURING_RATE = 2.0**14
@@ -60,7 +60,7 @@ def measuring_rate(group: Mapping[str, Any]) -> float:
 
 
 @dataclass(frozen=True)
-class Members:
+class _Members:
     """The parameters of one group that move, and what is known of them after the optimizer has stepped."""
 
     group: dict[str, Any]  # a plain copy
@@ -74,14 +74,43 @@ class Members:
 
 
 class RateProposal(Proposal):
-    """A look-ahead along the optimizer's own step or along the tail."""
+    """A look-ahead along the step that the optimizer has just taken, or along the tail.
 
-    def __init__(self, rule: LearningRate, groups: list[Members]) -> None:
-        parameters = [p for members in groups for p in members.parameters]
-        super().__init__(parameters, [members.decay for members in groups for _ in members.parameters])
+    Args:
+        rule: The rule.
+        groups: The optimizer's param groups.
+        theta: The weights before the step, by parameter.
+        fresh: The parameters that had no optimizer state before it.
+        tails: The tails per unit of the rate, if momentum was found by probing; else empty.
+    """
+
+    def __init__(
+        self,
+        rule: LearningRate,
+        groups: Sequence[dict[str, Any]],
+        theta: Mapping[Tensor, Tensor],
+        fresh: Set[Tensor],
+        tails: Mapping[Tensor, Tensor],
+    ) -> None:
         self._rule = rule
-        self._groups = groups
+        self._groups: list[_Members] = []
         self._last: tuple[list[float], list[Tensor]] | None = None  # rates of the groups, and their displacement
+        for group in groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            origin = [theta[p] for p in parameters]
+            members = _Members(
+                group=dict(group),
+                parameters=parameters,
+                origin=origin,
+                steps=differences(parameters, origin),
+                measured_at=measuring_rate(group),
+                decay=coupled_decay(rule.optimizer, group),
+                fresh=[p in fresh for p in parameters],
+                tails=[tails[p] for p in parameters] if tails else [],
+            )
+            self._groups.append(members)
+        parameters = [p for members in self._groups for p in members.parameters]
+        super().__init__(parameters, [members.decay for members in self._groups for _ in members.parameters])
 
     def displacement(self, factor: float = 1.0) -> list[Tensor]:
         """Return eta / sigma times the look-ahead direction, with eta scaled by ``factor``.
@@ -205,7 +234,7 @@ def _unwrapped(kind: type[Optimizer]) -> Any:
 
 
 @torch.no_grad()
-def _tail_displacement(optimizer: Optimizer, members: Members, rate: float) -> list[Tensor]:
+def _tail_displacement(optimizer: Optimizer, members: _Members, rate: float) -> list[Tensor]:
     """Return ``rate`` times the tail, in closed form, of the parameters of one group."""
     kind, group, decay = _tail_class(type(optimizer)), members.group, members.decay
     assert kind is not None

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from apo.errors import NotLinearError
 from apo.passes.isolation import RandomState
 
-__all__ = ["SmallTwin", "full_size_twin", "on_small_twins", "set_rate", "streams", "tensors_in"]
+__all__ = ["SmallTwin", "flat", "full_size_twin", "on_small_twins", "set_rate", "streams", "tensors_in"]
 
 #: Returns a new small copy of an optimizer, and its parameters.
 SmallTwin = Callable[[], tuple[Optimizer, list[Tensor]]]
@@ -157,6 +157,11 @@ def tensors_in(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[A
     elif isinstance(value, list | tuple | deque):
         for index, inner in enumerate(value):
             yield from tensors_in(inner, (*path, index))
+
+
+def flat(vector: Sequence[Tensor]) -> Tensor:
+    """Return all elements in one tensor, in float64 on the CPU, where steps are compared."""
+    return torch.cat([part.detach().reshape(-1).double().cpu() for part in vector])
 
 
 def _shrunk(value: object, parameter: Tensor, small: Tensor) -> object:

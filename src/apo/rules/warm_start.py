@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,8 +23,9 @@ from torch import Tensor
 from apo.errors import MissingBatchError, ReplayError
 from apo.vectors import norm
 
-__all__ = ["Start", "find_start", "first_turning_point", "rate_of_a_tiny_step"]
+__all__ = ["NOTHING_TURNS", "first_turning_point", "rate_of_a_tiny_step"]
 
+#: What the user is told if there is no turning point.
 NOTHING_TURNS = (
     "the warm start found no rate at which the look-ahead turns from better to worse, so training starts at {:.2g}, "
     "which moves the weights by a thousandth: check that the loss says something about progress, and pass "
@@ -39,39 +39,6 @@ _STRIDE = 4
 _TINY = 1e-4
 #: The length of weights that are zero, per element: initialisations are far longer.
 _SMALLEST_WEIGHT = 1e-3
-
-
-class Start(NamedTuple):
-    """Where a learned rate starts.
-
-    Attributes:
-        rate: The rate.
-        limit: Above this it climbs more slowly until the loss has fallen; None for no such limit.
-        sentence: What the user should know.
-    """
-
-    rate: float
-    limit: float | None = None
-    sentence: str | None = None
-
-
-def find_start(slope: Callable[[float], float], tiny: float, bounds: tuple[float, float], often: bool = False) -> Start:
-    """Search for the turning point and return where to start.
-
-    Args:
-        slope: See :func:`first_turning_point`.
-        tiny: A rate that is too small.
-        bounds: Between which rates to search.
-        often: Whether the first steps are all meta-steps.
-
-    Example:
-        >>> round(find_start(lambda rate: rate - 0.11, 1e-6, (1e-10, 1e4)).rate, 4)
-        0.01
-    """
-    found = first_turning_point(slope, tiny, bounds)
-    rate = min(max(10 * tiny if found is None else found / (100 if often else 10), bounds[0]), bounds[1])
-    sentence = NOTHING_TURNS.format(10 * tiny) if found is None else None
-    return Start(rate, found / 10 if found is not None and often else None, sentence)
 
 
 def rate_of_a_tiny_step(displacement: Sequence[Tensor], weights: Sequence[Tensor], rate: float) -> float | None:
