@@ -259,13 +259,16 @@ class Engine:
 
         If every process has the same phi, that is checked on the way.
         """
+        tensors, split = [*numbers.values(), meta_gradient_norm], self.rule.split
+        if processes.groups:
+            tensors.append(meta_gradient_norm.new_zeros(()) if split else norm(self.rule.phi()))
+        # In double if one of them is: not every device has it.
+        dtype = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+        stacked = torch.stack([tensor.detach().to(tensors[0].device, dtype) for tensor in tensors])
         if not processes.groups:
-            *values, meta = _stack(*numbers.values(), meta_gradient_norm).tolist()
+            *values, meta = stacked.tolist()
             return dict(zip(numbers, values, strict=True)), meta
-        split = self.rule.split
-        fingerprint = meta_gradient_norm.new_zeros(()) if split else norm(self.rule.phi())
-        rows = processes.gather(_stack(*numbers.values(), meta_gradient_norm, fingerprint)).tolist()
-        *columns, norms, fingerprints = zip(*rows, strict=True)
+        *columns, norms, fingerprints = zip(*processes.gather(stacked).tolist(), strict=True)
         if max(fingerprints) - min(fingerprints) > _DRIFT * max(abs(value) for value in fingerprints):
             raise RuntimeError(
                 f"the meta-parameters differ between the processes at step {step} (norms {sorted(set(fingerprints))}): "
@@ -290,9 +293,3 @@ class Engine:
                 "so they were left as before: clip the gradients, or lower the optimizer's lr if warm_start is off "
                 "(to continue from here, load a checkpoint: the optimizer's own state has taken the gradient in)"
             )
-
-
-def _stack(*tensors: Tensor) -> Tensor:
-    # In double if one of them is: not every device has it.
-    dtype = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
-    return torch.stack([tensor.detach().to(tensors[0].device, dtype) for tensor in tensors])

@@ -22,7 +22,7 @@ turning point. Half of a gradient as signal counts as all, and both parts count 
     \sigma = \frac{\sigma_0}{s\, q + 1 - s}\, \frac{\|w_0\|}{\|w\|}, \qquad
     s = \sqrt{\kappa \min(2 \nu, 1)}, \quad \sigma_0 = 2,
 
-at most 8 and at most what noise allows (:class:`NoiseLimit`), from running averages. Without momentum it is
+at most 8 and at most what noise allows (:class:`NoiseLimit`), from running averages; without momentum
 :math:`\sigma = 1.4`. The last factor is for networks with BatchNorm and the like: weights before such a layer are
 scale-invariant, so noise makes them grow, the turning point grows with their square, and a rate that followed it would
 never be too high for them, only for the rest of the network. Such networks bear more where gradients agree:

@@ -52,7 +52,7 @@ _SCHEDULED_THROUGH_A_WRAPPER: weakref.WeakSet[Any] = weakref.WeakSet()
 #: A rate that is written in this many iterations in a row is a schedule.
 _IN_A_ROW = 3
 
-#: Nearly all reads come from an optimizer or from apo itself; these modules of torch's are read by others.
+#: Nearly all reads come from an optimizer or from apo itself. Schedulers live beside torch's optimizers.
 _READERS, _SCHEDULERS = ("torch.optim.", "apo."), ("torch.optim.lr_scheduler", "torch.optim.swa_utils")
 
 #: What users were told about the rates of an optimizer: once, not for every group.

@@ -187,12 +187,9 @@ class Preconditioned(Rule):
         """Hand over once the warm-up has elapsed and the look-ahead helps; warn if that does not happen."""
         self._streak = self._streak + 1 if outcome.objective < outcome.loss else 0
         optimizer = self.optimizer
-        if not optimizer.warming_up:
-            return []
-        if optimizer.warmup_elapsed and self._streak >= self.patience:
+        if optimizer.warming_up and optimizer.warmup_elapsed and self._streak >= self.patience:
             optimizer.hand_over()
-            return []
-        if not self._overdue:
+        if not (optimizer.warming_up and self._overdue):
             return []
         return [
             f"the warm-up of {self.optimizer.warmup_steps} steps does not end, because looking ahead along P g does "
