@@ -132,6 +132,32 @@ def test_an_optimizer_that_has_state_before_its_first_step_keeps_no_return_point
     assert not point.kept
 
 
+class Factors(nn.Module):
+    """A matrix factorisation: its loss overflows long before its weights do."""
+
+    def __init__(self):
+        super().__init__()
+        self.users, self.items = nn.Embedding(20, 4), nn.Embedding(20, 4)
+
+    def forward(self, x):
+        return (self.users(x[:, 0]) * self.items(x[:, 1])).sum(1)
+
+
+def test_huge_weights_whose_loss_overflows_go_back_although_they_are_finite():
+    torch.manual_seed(0)
+    model = Factors()
+    tuner = apo.APO(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, F.mse_loss)
+    *first, last = [(torch.randint(20, (32, 2)), torch.randn(32)) for _ in range(41)]
+    for batch in first:
+        tuner.step(*batch)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1e12)
+    with pytest.warns(apo.ApoWarning, match="went back"):
+        tuner.step(*last)
+    assert max(p.abs().max().item() for p in model.parameters()) < 1e3
+
+
 def test_data_that_are_not_finite_are_still_an_error():
     _, tuner = build(OPTIMIZERS["sgdm"])
     for x, y in batches(3):

@@ -156,12 +156,12 @@ class Engine:
         loss, terms = numbers["loss at theta"], Terms(*(numbers[name] for name in Terms._fields))
         objective = terms.total(self.objective, numbers.get("unit", look_aheads.unit))  # type: ignore[arg-type]
         size = numbers.get("step norm", 0.0)
-        # Weights that are not finite can go back, and so can finite ones whose loss is huge and whose step is not
-        # finite. Finite weights with another loss point at the data, or at a faulty gradient.
+        # Weights that are huge or not finite can go back if their loss is not finite, and any if the loss is huge and
+        # the step is not finite. Ordinary weights point at the data, or at a faulty gradient.
         if math.isfinite(loss):
             exploded = not math.isfinite(size) and self._return_point.is_far_below(loss)
         else:
-            exploded = not math.isfinite(processes.agree(norm(origin)))
+            exploded = self._return_point.is_far_from(origin, processes.agree)
         if not (exploded and can_go_back):
             self._check_finite(step, loss, size)
 

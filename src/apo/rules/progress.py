@@ -25,12 +25,13 @@ climbs to its limit by 6% a step, and beyond by 1%: the plateau then ends at abo
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from apo.rules.base import Standing
-from apo.vectors import assign_, copies
+from apo.vectors import assign_, copies, norm
 
 __all__ = ["Progress", "ReturnPoint"]
 
@@ -291,6 +292,7 @@ class ReturnPoint:
         self._can_empty_state = not optimizer.state
         self._tensors: list[Tensor] = []  # those of the network and the optimizer that were there
         self.kept: list[Tensor] = []
+        self._owned = 0  # how many of them are the optimizer's parameters
         self._loss = 0.0  # at the weights that are kept
 
     def keep(self, step: int, loss: float) -> None:
@@ -299,7 +301,7 @@ class ReturnPoint:
             return
         self._loss = loss
         owned = [p for group in self._optimizer.param_groups for p in group["params"]]
-        self._tensors = [*owned, *self._model.buffers()]
+        self._owned, self._tensors = len(owned), [*owned, *self._model.buffers()]
         if len(self._tensors) == len(self.kept):
             assign_(self.kept, self._tensors)
         else:  # at first, and when a group was added
@@ -313,6 +315,15 @@ class ReturnPoint:
     def is_far_below(self, loss: float) -> bool:
         """Whether a loss is so high that the weights must have exploded since."""
         return bool(self.kept) and loss > _FAR * abs(self._loss)
+
+    def is_far_from(self, parameters: Sequence[Tensor], agree: Callable[[Tensor], float]) -> bool:
+        """Whether parameters are so large, or not finite, that they must have exploded since.
+
+        Args:
+            parameters: Those of the optimizer.
+            agree: Returns one number for all processes.
+        """
+        return bool(self.kept) and not agree(norm(parameters)) <= _FAR * agree(norm(self.kept[: self._owned]))
 
     def go_back(self) -> bool:
         """Put the kept weights into the network and empty the optimizer's state; return False if there are none."""
