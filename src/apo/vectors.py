@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from apo.distributed import is_sharded, summed_over_shards
 from apo.torch_internals import foreach_add_, foreach_copy_, foreach_mul, foreach_norm, foreach_sub
 
-__all__ = ["advance_", "any_sharded", "assign_", "copies", "differences", "dot", "local_parts", "norm"]
-__all__ += ["scaled", "wide", "zero_share"]
+__all__ = ["advance_", "assign_", "copies", "differences", "dot", "norm", "scaled", "wide", "zero_share"]
 
 Vector = Sequence[Tensor]
 
 _HALF = (torch.float16, torch.bfloat16)
+_PLAIN = {Tensor, nn.Parameter}
 
 
 def wide(tensor: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def wide(tensor: Tensor) -> Tensor:
 def assign_(target: Vector, source: Vector) -> None:
     """Write ``source`` into ``target`` in place."""
     if target:
-        foreach_copy_(local_parts(target), local_parts(source))
+        foreach_copy_(_local_parts(target), _local_parts(source))
 
 
 @torch.no_grad()
@@ -54,25 +54,37 @@ def scaled(vector: Vector, factor: float | Tensor | Sequence[float]) -> list[Ten
 def advance_(target: Vector, direction: Vector, rate: float) -> None:
     """Add ``rate * direction`` to ``target`` in place, rounding once."""
     if target:
-        foreach_add_(local_parts(target), local_parts(direction), alpha=rate)
+        foreach_add_(_local_parts(target), _local_parts(direction), alpha=rate)
 
 
 @torch.no_grad()
 def differences(left: Vector, right: Vector) -> list[Tensor]:
     """Return ``left - right``, in float32 at least."""
-    return list(foreach_sub(_widened(left), _widened(right))) if left else []
+    return list(foreach_sub([wide(part) for part in left], [wide(part) for part in right])) if left else []
 
 
 def dot(left: Vector, right: Vector) -> Tensor:
     """Return the inner product of two vectors as a 0-dimensional tensor."""
     if not left:
         return torch.zeros(())
-    pairs = [_flat(one, other) for one, other in zip(local_parts(left), local_parts(right), strict=True)]
-    sharded = any_sharded(left)
-    if pairs[0][0].is_cuda and not sharded:
+    ones, others = [], []
+    for one, other in zip(_local_parts(left), _local_parts(right), strict=True):
+        if one.dtype in _HALF or other.dtype in _HALF:
+            one, other = wide(one), wide(other)
+        if (
+            one.is_complex()
+        ):  # the inner product of real and imaginary parts, as gradients of complex parameters have it
+            one, other = torch.view_as_real(one), torch.view_as_real(other)
+        if not one.is_contiguous() and one.stride() == other.stride():  # channels last: flat without a copy
+            order = sorted(range(one.ndim), key=one.stride, reverse=True)
+            one, other = one.permute(order), other.permute(order)
+        ones.append(one.reshape(-1))
+        others.append(other.reshape(-1))
+    sharded = _any_sharded(left)
+    if ones[0].is_cuda and not sharded:
         # Two copies cost less than a kernel for each part: there are hundreds of parts, most of them tiny.
-        return torch.dot(torch.cat([one for one, _ in pairs]), torch.cat([other for _, other in pairs]))
-    values = torch.stack([torch.dot(one, other) for one, other in pairs])
+        return torch.dot(torch.cat(ones), torch.cat(others))
+    values = torch.stack([torch.dot(one, other) for one, other in zip(ones, others, strict=True)])
     return (summed_over_shards(values, list(left)) if sharded else values).sum()
 
 
@@ -80,40 +92,25 @@ def norm(vector: Vector) -> Tensor:
     """Return the Euclidean norm of a vector as a 0-dimensional tensor."""
     if not vector:
         return torch.zeros(())
-    if any_sharded(vector):
+    if _any_sharded(vector):
         return dot(vector, vector).sqrt()
-    return torch.linalg.vector_norm(torch.stack(list(foreach_norm(_widened(vector)))))
-
-
-def any_sharded(vector: Vector) -> bool:
-    """Return whether a part is a DTensor; plain tensors, which are nearly all, are known by their type at once."""
-    return any(type(tensor) not in (Tensor, nn.Parameter) and is_sharded(tensor) for tensor in vector)
+    parts = [part.float() if part.dtype in _HALF else part for part in vector]
+    return torch.linalg.vector_norm(torch.stack(list(foreach_norm(parts))))
 
 
 @torch.no_grad()
 def zero_share(vector: Vector) -> Tensor:
     """Return the share of the parts that are exactly zero; of a sharded part, that of this process is looked at."""
-    return (torch.stack(foreach_norm(local_parts(vector), 1)) == 0).float().mean()
+    return (torch.stack(foreach_norm(_local_parts(vector), 1)) == 0).float().mean()
 
 
-def local_parts(vector: Vector) -> list[Tensor]:
+def _any_sharded(vector: Vector) -> bool:
+    """Return whether a part is a DTensor; plain tensors, which are nearly all, are known by their type at once."""
+    return not _PLAIN.issuperset(map(type, vector)) and any(map(is_sharded, vector))
+
+
+def _local_parts(vector: Vector) -> Vector:
     """Return the memory that this process holds of each part, to be read or written in place."""
-    if not any_sharded(vector):
-        return list(vector)
+    if not _any_sharded(vector):
+        return vector
     return [tensor.detach().to_local() if is_sharded(tensor) else tensor for tensor in vector]  # type: ignore[attr-defined]
-
-
-def _widened(vector: Vector) -> list[Tensor]:
-    return [tensor.float() if tensor.dtype in _HALF else tensor for tensor in vector]
-
-
-def _flat(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the elements of both in the same order; without a copy where they lie in memory in that order."""
-    if one.dtype in _HALF or other.dtype in _HALF:
-        one, other = wide(one), wide(other)
-    if one.is_complex():  # the inner product of real and imaginary parts, as gradients of complex parameters have it
-        one, other = torch.view_as_real(one), torch.view_as_real(other)
-    if not one.is_contiguous() and one.stride() == other.stride():  # channels last
-        order = sorted(range(one.ndim), key=one.stride, reverse=True)
-        one, other = one.permute(order), other.permute(order)
-    return one.reshape(-1), other.reshape(-1)
