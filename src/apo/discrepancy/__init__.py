@@ -20,14 +20,9 @@ discrepancy               outputs                                     Hessian at
 """
 
 from .base import Discrepancy, TensorDiscrepancy
-from .bernoulli import BernoulliKL
-from .bregman import Bregman
-from .categorical import CategoricalKL
-from .gaussian import GaussianKL
-from .huber import HuberDistance
-from .matching import for_loss
-from .poisson import PoissonKL
-from .squared_error import SquaredError
+from .distances import HuberDistance, SquaredError
+from .distributions import BernoulliKL, CategoricalKL, GaussianKL, PoissonKL
+from .matching import Bregman, for_loss
 
 __all__ = [
     "Discrepancy",

@@ -17,15 +17,16 @@ value or the gradient.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from .outputs import OutputSelector, describe, paired_tensors, select_output
-
 Reduction = Literal["sum", "mean"]
 """How to reduce the event dimensions of one example: ``"sum"``, or ``"mean"`` over all elements."""
+OutputSelector = str | int | Callable[[Any], Any] | None
+"""Which output to compare: a key or attribute name, a position, a function of all outputs, or None."""
 
 
 class Discrepancy(ABC):
@@ -135,11 +136,28 @@ class TensorDiscrepancy(Discrepancy):
         """Evaluate the divergence of two tensors of the same shape; ``old`` is detached."""
 
 
-def check_reduction(reduction: str) -> Reduction:
-    """Return ``reduction`` if it is ``"sum"`` or ``"mean"``, else raise a ``ValueError``."""
-    if reduction == "sum" or reduction == "mean":
-        return reduction
-    raise ValueError(f"reduction must be 'sum' or 'mean', got {reduction!r}")
+class ElementwiseDiscrepancy(TensorDiscrepancy):
+    """A discrepancy that is a sum over the elements of an output, or their mean.
+
+    Args:
+        reduction: Over the event dimensions (all but the first): ``"sum"``, or ``"mean"`` over all elements.
+        output: See :class:`Discrepancy`.
+    """
+
+    def __init__(self, reduction: Reduction, output: OutputSelector) -> None:
+        super().__init__(output)
+        if reduction not in ("sum", "mean"):
+            raise ValueError(f"reduction must be 'sum' or 'mean', got {reduction!r}")
+        self.reduction: Reduction = reduction
+
+    def between_tensors(self, new: Tensor, old: Tensor, mask: Tensor | None) -> Tensor:
+        """Evaluate the divergence for outputs of shape ``[examples, *event]``."""
+        new, old = keep_masked_in(mask, new.shape, new, old)
+        return average(self.of_elements(new, old), mask, self.reduction)
+
+    @abstractmethod
+    def of_elements(self, new: Tensor, old: Tensor) -> Tensor:
+        """Return the divergence of each element; zero where both are equal."""
 
 
 def keep_masked_in(mask: Tensor | None, positions: torch.Size, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -193,3 +211,108 @@ def average(values: Tensor, mask: Tensor | None, reduction: Reduction) -> Tensor
 def weigh(probability: Tensor, log_ratio: Tensor) -> Tensor:
     r"""Multiply with :math:`0 \cdot \infty = 0`; where the probability, a constant, is 0, so is the gradient."""
     return torch.where(probability == 0, torch.zeros_like(log_ratio), probability * log_ratio)
+
+
+def select_output(outputs: Any, selector: OutputSelector) -> Any:
+    """Return the part of a network's outputs that the discrepancy compares.
+
+    Args:
+        outputs: What the network returned.
+        selector: A key (or attribute) name, a position, a function of ``outputs``, or None: the entry ``"logits"`` of a
+            mapping that has one, otherwise all of ``outputs``.
+
+    Raises:
+        ValueError: If there is no such key or position.
+
+    Example:
+        >>> select_output({"logits": 1, "hidden": 2}, None)
+        1
+        >>> select_output((1, 2), 1)
+        2
+    """
+    if selector is None:
+        return outputs["logits"] if isinstance(outputs, Mapping) and "logits" in outputs else outputs
+    if callable(selector):
+        return selector(outputs)
+    try:
+        if isinstance(selector, str) and not isinstance(outputs, Mapping):
+            return getattr(outputs, selector)
+        return outputs[selector]
+    except (KeyError, IndexError, TypeError, AttributeError):
+        raise ValueError(
+            f"output must name one of the network's outputs, {describe(outputs)}, got {selector!r}: pass a key, a "
+            "position or a function of the outputs"
+        ) from None
+
+
+def paired_tensors(new: Any, old: Any) -> list[tuple[Tensor, Tensor]]:
+    """Pair the floating-point tensors of two outputs of the same structure.
+
+    Both tensors of a pair have the same shape and are at least float32; ``old`` is detached.
+
+    Raises:
+        TypeError: If a part is neither a tensor nor a container of tensors, or if none is a floating-point tensor.
+        ValueError: If the two differ in structure or in shape.
+
+    Example:
+        >>> [(n.item(), o.item()) for n, o in paired_tensors((torch.ones(()), None), (torch.zeros(()), None))]
+        [(1.0, 0.0)]
+    """
+    new_tensors, old_tensors = dict(_floating_tensors(new)), dict(_floating_tensors(old))
+    if not new_tensors:
+        raise TypeError(
+            f"the network must return a floating-point tensor, got {describe(new)}: "
+            'name the output to compare, such as output="logits"'
+        )
+    if new_tensors.keys() != old_tensors.keys():
+        raise ValueError(
+            f"the network must return the same outputs at both weights, got {describe(new)} at the new and "
+            f"{describe(old)} at the old ones: name an output that both have, such as output=0"
+        )
+    return [comparable_pair(new_tensors[path], old_tensors[path], name=f"output{path}") for path in new_tensors]
+
+
+def comparable_pair(new: Tensor, old: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """Check that two tensors have the same shape; detach ``old`` and convert half precision to float32."""
+    if new.shape != old.shape:
+        raise ValueError(
+            f"{name} must have the same shape at both weights, got {tuple(new.shape)} at the new and "
+            f"{tuple(old.shape)} at the old ones: evaluate both on the same FSD batch"
+        )
+    # A divergence near zero is a difference of nearly equal numbers, which is noise in half precision.
+    exact = (torch.float32, torch.float64)
+    return new if new.dtype in exact else new.float(), old.detach() if old.dtype in exact else old.detach().float()
+
+
+def describe(outputs: Any) -> str:
+    """Describe what a network returned, for error messages.
+
+    Example:
+        >>> describe({"logits": torch.zeros(2, 3), "cache": None})
+        '{logits: float32 tensor of shape (2, 3), cache: None}'
+    """
+    if isinstance(outputs, Tensor):
+        return f"{str(outputs.dtype).removeprefix('torch.')} tensor of shape {tuple(outputs.shape)}"
+    if isinstance(outputs, Mapping):
+        return "{" + ", ".join(f"{key}: {describe(value)}" for key, value in outputs.items()) + "}"
+    if isinstance(outputs, (tuple, list)):
+        return "(" + ", ".join(describe(value) for value in outputs) + ")"
+    return "None" if outputs is None else f"an object of type {type(outputs).__name__}"
+
+
+def _floating_tensors(outputs: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Walk a structure, skipping integer tensors and None, which have nothing to compare."""
+    if isinstance(outputs, Tensor):
+        if outputs.is_floating_point():
+            yield path, outputs
+    elif isinstance(outputs, Mapping):
+        for key, value in outputs.items():
+            yield from _floating_tensors(value, f"{path}[{key!r}]")
+    elif isinstance(outputs, Sequence) and not isinstance(outputs, str):
+        for position, value in enumerate(outputs):
+            yield from _floating_tensors(value, f"{path}[{position}]")
+    elif outputs is not None:
+        raise TypeError(
+            f"output{path} must be a tensor or a container of tensors, got {describe(outputs)}: "
+            'name the output to compare, such as output="logits"'
+        )

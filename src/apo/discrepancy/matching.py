@@ -1,22 +1,18 @@
-"""The discrepancy that matches a torch loss."""
+"""The discrepancy that belongs to a loss: a closed form for torch's losses, the Bregman divergence for any other."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar, final
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn import functional
 
-from .base import Discrepancy
-from .bernoulli import BernoulliKL
-from .categorical import CategoricalKL
-from .gaussian import GaussianKL
-from .huber import HuberDistance
-from .outputs import OutputSelector
-from .poisson import PoissonKL
-from .squared_error import SquaredError
+from .base import Discrepancy, OutputSelector, comparable_pair, describe
+from .distances import HuberDistance, SquaredError
+from .distributions import BernoulliKL, CategoricalKL, GaussianKL, PoissonKL
 
 
 def for_loss(loss: Callable[..., Any], output: OutputSelector = None) -> Discrepancy:
@@ -57,12 +53,21 @@ def for_loss(loss: Callable[..., Any], output: OutputSelector = None) -> Discrep
         >>> for_loss(nn.MSELoss()).reduction
         'mean'
     """
-    function, options = _unwrapped(loss)
-    name = _name_in_torch(function)
-    build = _CLOSED_FORMS.get(name or "")
-    if build is None:
+    options: dict[str, Any] = {}
+    while isinstance(loss, functools.partial):
+        loss, options = loss.func, loss.keywords | options
+    if isinstance(loss, nn.Module):
+        options = vars(loss) | options
+        kinds = (kind for kind in type(loss).__mro__ if kind.__module__ == nn.MSELoss.__module__)
+        name = next((kind.__name__ for kind in kinds), None)  # of torch's loss that this is, or derives from
+    else:
+        name = getattr(loss, "__name__", "")
+        name = name if loss is getattr(functional, name, None) else None
+    matching = _closed_form(name, options, output)
+    if matching is None:
+        shown = getattr(loss, "__name__", type(loss).__name__)
         raise ValueError(
-            f'discrepancy must be given for the loss {_name(function)}, got "auto": pass discrepancy=apo.Bregman(loss) '
+            f'discrepancy must be given for the loss {shown}, got "auto": pass discrepancy=apo.Bregman(loss) '
             'if the loss is convex in the outputs, or discrepancy=apo.SquaredError("mean") for any outputs of order one'
         )
     wanted = "batchmean" if name in ("KLDivLoss", "kl_div") else "mean"
@@ -70,100 +75,110 @@ def for_loss(loss: Callable[..., Any], output: OutputSelector = None) -> Discrep
     if reduction != wanted:
         raise ValueError(
             f'criterion must be a mean over the examples for discrepancy="auto", got reduction={reduction!r}: use '
-            f'reduction="{wanted}", or pass discrepancy=apo.{build(options, output)!r} and a fsd_weight on the scale '
-            "of the loss"
+            f'reduction="{wanted}", or pass discrepancy=apo.{matching!r} and a fsd_weight on the scale of the loss'
         )
-    return build(options, output)
+    return matching
 
 
-def _unwrapped(loss: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Return the loss itself and its options."""
-    if isinstance(loss, functools.partial):
-        function, options = _unwrapped(loss.func)
-        return function, options | loss.keywords
-    return loss, vars(loss) if isinstance(loss, nn.Module) else {}
+def _closed_form(name: str | None, options: Mapping[str, Any], output: OutputSelector) -> Discrepancy | None:
+    """Return the closed form for torch's loss of this name, a module's or a function's, if it has one."""
+    match name:
+        case "CrossEntropyLoss" | "cross_entropy" | "NLLLoss" | "nll_loss" | "KLDivLoss" | "kl_div":
+            return CategoricalKL("torch", output)
+        case "BCEWithLogitsLoss" | "binary_cross_entropy_with_logits" | "SoftMarginLoss" | "soft_margin_loss":
+            return BernoulliKL("mean", output)
+        case "MultiLabelSoftMarginLoss" | "multilabel_soft_margin_loss":
+            return BernoulliKL("mean", output)
+        case "BCELoss" | "binary_cross_entropy":
+            return BernoulliKL("mean", output, of="probabilities")
+        case "MSELoss" | "mse_loss" | "MultiMarginLoss" | "multi_margin_loss":
+            return SquaredError("mean", output)
+        case "MultiLabelMarginLoss" | "multilabel_margin_loss":
+            return SquaredError("mean", output)
+        case "L1Loss" | "l1_loss":
+            return HuberDistance(reduction="mean", output=output)
+        case "SmoothL1Loss" | "smooth_l1_loss":  # with a beta of zero it is the absolute error
+            return HuberDistance(options.get("beta") or 1.0, reduction="mean", output=output)
+        case "HuberLoss" | "huber_loss":
+            return HuberDistance(options.get("delta", 1.0), options.get("delta", 1.0), "mean", output)
+        case "PoissonNLLLoss" | "poisson_nll_loss":
+            return PoissonKL(options.get("log_input", True), "mean", output)
+        case "GaussianNLLLoss" | "gaussian_nll_loss":
+            return GaussianKL(None, "mean", output, of="variance")
+    return None
 
 
-def _name(function: Callable[..., Any]) -> str:
-    return getattr(function, "__name__", type(function).__name__)
+@final
+class Bregman(Discrepancy):
+    r"""Bregman divergence of an output loss: how far the loss is above its tangent at the old outputs.
+
+    .. math:: \rho(z', z) = \ell(z', y) - \ell(z, y) - \langle \nabla_z \ell(z, y),\, z' - z \rangle
+
+    for outputs :math:`z` and targets :math:`y`. If the loss :math:`\ell` is convex in the outputs, this is never
+    negative. Its Hessian in :math:`z'` is that of the loss, so :math:`G` is the generalized Gauss-Newton matrix. Losses
+    of exponential families have closed forms that need no targets; see :func:`for_loss`.
+
+    Args:
+        loss: A function or module ``loss(outputs, targets)`` that returns the mean over the examples.
+        output: See :class:`Discrepancy`; it must select one tensor.
+
+    A mask selects examples by the leading dimensions that outputs and targets share; the loss then sees only those,
+    with the masked dimensions flattened into one.
+
+    Example:
+        >>> rho = Bregman(torch.nn.functional.mse_loss)
+        >>> old, new, target = torch.zeros(4, 3), torch.full((4, 3), 2.0), torch.ones(4, 3)
+        >>> round(rho(new, old, target=target).item(), 4)
+        4.0
+    """
+
+    needs_target: ClassVar[bool] = True
+
+    def __init__(self, loss: Callable[..., Tensor], output: OutputSelector = None) -> None:
+        super().__init__(output)
+        if not callable(loss):
+            raise TypeError(f"loss must be a function loss(outputs, targets), got {loss!r}")
+        self.loss = loss
+
+    def between(self, new: Any, old: Any, mask: Tensor | None, target: Any) -> Tensor:
+        """Evaluate the divergence of one output tensor."""
+        if target is None:
+            raise ValueError(
+                "target must be the targets of the FSD batch for Bregman, got None: use batches that have targets, or "
+                "a closed form such as CategoricalKL"
+            )
+        for outputs in (new, old):
+            if not (isinstance(outputs, Tensor) and outputs.is_floating_point()):
+                raise TypeError(
+                    f"output must select one floating-point tensor for Bregman, got {describe(outputs)}: "
+                    'name the output to compare, such as output="logits"'
+                )
+        new, old = comparable_pair(new, old, "output")
+        if mask is not None:
+            new, old, target = _chosen(new, mask), _chosen(old, mask), _chosen(target, mask)
+            if new.shape[0] == 0:
+                return new.sum()  # 0, with a graph; the mean of no losses would be NaN
+        # `old` is a constant for the caller, so its loss is differentiated on a separate graph.
+        with torch.enable_grad():
+            old = old.requires_grad_()
+            old_loss = self._scalar_loss(old, target)
+            (slope,) = torch.autograd.grad(old_loss, old)
+        return self._scalar_loss(new, target) - old_loss.detach() - (slope * (new - old.detach())).sum()
+
+    def _scalar_loss(self, outputs: Tensor, target: Any) -> Tensor:
+        value = self.loss(outputs, target)
+        if value.ndim != 0:
+            raise ValueError(
+                f"loss must return one number for Bregman, got shape {tuple(value.shape)}: use reduction='mean'"
+            )
+        return value
 
 
-def _name_in_torch(function: Callable[..., Any]) -> str | None:
-    """Return the name of torch's loss that this is, or derives from."""
-    if isinstance(function, nn.Module):
-        kinds = (kind for kind in type(function).__mro__ if kind.__module__ == nn.MSELoss.__module__)
-        return next((kind.__name__ for kind in kinds), None)
-    name = _name(function)
-    return name if function is getattr(functional, name, None) else None
-
-
-def _categorical(options: Mapping[str, Any], output: OutputSelector) -> Discrepancy:
-    return CategoricalKL(dim="torch", output=output)
-
-
-def _bernoulli(options: Mapping[str, Any], output: OutputSelector) -> Discrepancy:
-    return BernoulliKL(reduction="mean", output=output)
-
-
-def _bernoulli_of_probabilities(options: Mapping[str, Any], output: OutputSelector) -> Discrepancy:
-    return BernoulliKL(reduction="mean", output=output, of="probabilities")
-
-
-def _squared(options: Mapping[str, Any], output: OutputSelector) -> Discrepancy:
-    return SquaredError(reduction="mean", output=output)
-
-
-def _absolute(options: Mapping[str, Any], output: OutputSelector) -> Discrepancy:
-    return HuberDistance(reduction="mean", output=output)
-
-
-def _smooth_absolute(options: Mapping[str, Any], output: OutputSelector) -> Discrepancy:
-    # With a beta of zero it is the absolute error.
-    return HuberDistance(options.get("beta") or 1.0, reduction="mean", output=output)
-
-
-def _huber(options: Mapping[str, Any], output: OutputSelector) -> Discrepancy:
-    delta = options.get("delta", 1.0)
-    return HuberDistance(delta, delta, reduction="mean", output=output)
-
-
-def _poisson(options: Mapping[str, Any], output: OutputSelector) -> Discrepancy:
-    return PoissonKL(options.get("log_input", True), reduction="mean", output=output)
-
-
-def _gaussian(options: Mapping[str, Any], output: OutputSelector) -> Discrepancy:
-    return GaussianKL(reduction="mean", output=output, of="variance")
-
-
-_CLOSED_FORMS: dict[str, Callable[[Mapping[str, Any], OutputSelector], Discrepancy]] = {
-    "CrossEntropyLoss": _categorical,
-    "cross_entropy": _categorical,
-    "NLLLoss": _categorical,
-    "nll_loss": _categorical,
-    "KLDivLoss": _categorical,
-    "kl_div": _categorical,
-    "BCEWithLogitsLoss": _bernoulli,
-    "binary_cross_entropy_with_logits": _bernoulli,
-    "SoftMarginLoss": _bernoulli,
-    "soft_margin_loss": _bernoulli,
-    "MultiLabelSoftMarginLoss": _bernoulli,
-    "multilabel_soft_margin_loss": _bernoulli,
-    "BCELoss": _bernoulli_of_probabilities,
-    "binary_cross_entropy": _bernoulli_of_probabilities,
-    "MSELoss": _squared,
-    "mse_loss": _squared,
-    "MultiMarginLoss": _squared,
-    "multi_margin_loss": _squared,
-    "MultiLabelMarginLoss": _squared,
-    "multilabel_margin_loss": _squared,
-    "L1Loss": _absolute,
-    "l1_loss": _absolute,
-    "SmoothL1Loss": _smooth_absolute,
-    "smooth_l1_loss": _smooth_absolute,
-    "HuberLoss": _huber,
-    "huber_loss": _huber,
-    "PoissonNLLLoss": _poisson,
-    "poisson_nll_loss": _poisson,
-    "GaussianNLLLoss": _gaussian,
-    "gaussian_nll_loss": _gaussian,
-}
+def _chosen(tensor: Any, mask: Tensor) -> Tensor:
+    if not isinstance(tensor, Tensor) or tensor.shape[: mask.ndim] != mask.shape:
+        shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise ValueError(
+            f"mask must have the leading dimensions of Bregman's outputs and targets, got shape {tuple(mask.shape)} "
+            f"for {shape}: pass one bool per example"
+        )
+    return tensor[mask]

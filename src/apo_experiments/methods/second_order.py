@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import apo
 from apo.discrepancy import for_loss
-from apo.discrepancy.outputs import select_output
+from apo.discrepancy.base import select_output
 from apo_experiments.baselines import EKFAC, KFAC, CurvatureOptimizer
 from apo_experiments.errors import UserError
 from apo_experiments.method import Method, Stepper
