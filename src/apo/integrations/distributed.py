@@ -19,14 +19,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from apo.integrations.distributed_names import NamedTensors, block_tensors, factor_names, parameter_names, unwrapped
 from apo.loop.checkpoints import drop_summary
 from apo.loop.tuner import Tuner
 from apo.passes.isolation import RandomState
 from apo.preconditioners import Preconditioner
+from apo.torch_internals import uncompiled
 
 __all__ = ["latest_checkpoint", "load_checkpoint", "save_checkpoint"]
+
+NamedTensors = dict[str, Tensor]
 
 
 def save_checkpoint(tuner: Tuner, path: str | os.PathLike[str], *, extra: Any = None) -> None:
@@ -127,15 +130,15 @@ def _named_state(tuner: Tuner) -> tuple[NamedTensors, dict[str, Any]]:
     drop_summary(own["param_groups"])
     tensors: NamedTensors = _model_tensors(tuner.model)
     common = {"apo": {key: value for key, value in own.pop("apo").items() if key != "fsd_batches"}}
-    common["optimizer"] = _split_state("optimizer", own, parameter_names(tuner.model, optimizer), tensors)
+    common["optimizer"] = _split_state("optimizer", own, _parameter_names(tuner.model, optimizer), tensors)
     if isinstance(optimizer, Preconditioner):
-        names = factor_names(optimizer)
-        tensors.update({f"factors/{name}": tensor for name, tensor in block_tensors(optimizer).items()})
+        names = _factor_names(optimizer)
+        tensors.update(_block_tensors(optimizer))
         rule = common["apo"]["rule"] = dict(common["apo"]["rule"])
         rule["meta_optimizer"] = _split_state("meta", rule["meta_optimizer"], names, tensors)
         preconditioner = common["preconditioner"] = own["preconditioner"] | {"factors": None}
         if optimizer.warmup is not None:
-            warmup_names = parameter_names(tuner.model, optimizer.warmup)
+            warmup_names = _parameter_names(tuner.model, optimizer.warmup)
             preconditioner["warmup"] = _split_state("warmup", preconditioner["warmup"], warmup_names, tensors)
     return tensors, common
 
@@ -165,18 +168,18 @@ def _joined_state(prefix: str, rest: Mapping[str, Any], names: list[str], tensor
 
 def _optimizer_state(tuner: Tuner, tensors: NamedTensors, common: dict[str, Any]) -> dict[str, Any]:
     optimizer, own = tuner.optimizer, {"apo": common["apo"]}
-    own |= _joined_state("optimizer", common["optimizer"], parameter_names(tuner.model, optimizer), tensors)
+    own |= _joined_state("optimizer", common["optimizer"], _parameter_names(tuner.model, optimizer), tensors)
     if isinstance(optimizer, Preconditioner):
         factors = {layer.name: layer.block.tensors for layer in optimizer.layers if optimizer.ownership.is_mine(layer)}
         preconditioner = own["preconditioner"] = common["preconditioner"] | {"factors": factors}
-        names = factor_names(optimizer)
+        names = _factor_names(optimizer)
         meta = _joined_state("meta", common["apo"]["rule"]["meta_optimizer"], names, tensors)
         # The number of factors in the meta-optimizer's only group depends on the number of processes.
         (group,) = meta["param_groups"]
         meta["param_groups"] = [{**group, "params": list(range(max(len(names), 1)))}]
         common["apo"]["rule"]["meta_optimizer"] = meta
         if optimizer.warmup is not None:
-            warmup_names = parameter_names(tuner.model, optimizer.warmup)
+            warmup_names = _parameter_names(tuner.model, optimizer.warmup)
             preconditioner["warmup"] = _joined_state("warmup", preconditioner["warmup"], warmup_names, tensors)
     return own
 
@@ -185,13 +188,13 @@ def _targets(tuner: Tuner, saved: Mapping[str, Any]) -> NamedTensors:
     """Return the tensors to load into: those of the network and the factors in place, new ones for the rest."""
     optimizer = tuner.optimizer
     targets = _model_tensors(tuner.model)
-    owners = _owners("optimizer", parameter_names(tuner.model, optimizer), optimizer)
+    owners = _owners("optimizer", _parameter_names(tuner.model, optimizer), optimizer)
     if isinstance(optimizer, Preconditioner):
-        names = factor_names(optimizer)
-        targets.update({f"factors/{name}": tensor for name, tensor in block_tensors(optimizer).items()})
+        names = _factor_names(optimizer)
+        targets.update(_block_tensors(optimizer))
         owners |= {f"meta/{name}": factor for name, factor in zip(names, optimizer.factors(), strict=True)}
         if optimizer.warmup is not None:
-            owners |= _owners("warmup", parameter_names(tuner.model, optimizer.warmup), optimizer.warmup)
+            owners |= _owners("warmup", _parameter_names(tuner.model, optimizer.warmup), optimizer.warmup)
     for name, stored in saved.items():
         owner, _, key = name.rpartition("/")
         if owner in owners:
@@ -201,13 +204,13 @@ def _targets(tuner: Tuner, saved: Mapping[str, Any]) -> NamedTensors:
     return targets
 
 
-def _owners(prefix: str, names: list[str], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def _owners(prefix: str, names: list[str], optimizer: Optimizer) -> dict[str, Tensor]:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return {f"{prefix}/{name}": p for name, p in zip(names, parameters, strict=True)}
 
 
 def _model_tensors(model: nn.Module) -> NamedTensors:
-    state = unwrapped(model).state_dict()
+    state = _unwrapped(model).state_dict()
     return {f"model/{name}": value for name, value in state.items() if isinstance(value, Tensor)}
 
 
@@ -220,3 +223,57 @@ def _packed(data: Any) -> Tensor:
 
 def _unpacked(data: Tensor) -> Any:
     return torch.load(io.BytesIO(ctypes.string_at(data.data_ptr(), data.numel())), weights_only=True)
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """Return the network inside ``torch.compile`` and ``DistributedDataParallel``.
+
+    Example:
+        >>> model = nn.Linear(2, 2)
+        >>> _unwrapped(nn.DataParallel(model)) is model
+        True
+    """
+    while True:
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        elif (inside := uncompiled(model)) is not model:
+            model = inside
+        else:
+            return model
+
+
+def _parameter_names(model: nn.Module, optimizer: Optimizer) -> list[str]:
+    """Return the names of an optimizer's parameters, in its order; those not in the network are numbered.
+
+    Example:
+        >>> model = nn.Linear(2, 2)
+        >>> _parameter_names(nn.DataParallel(model), torch.optim.SGD(model.parameters(), lr=1.0))
+        ['weight', 'bias']
+    """
+    names = {id(p): name for name, p in _unwrapped(model).named_parameters()}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return [names.get(id(p), f"unnamed.{index}") for index, p in enumerate(parameters)]
+
+
+def _block_tensors(optimizer: Preconditioner) -> NamedTensors:
+    """Return the factors and statistics that this process keeps, by name.
+
+    Example:
+        >>> from apo import Diagonal
+        >>> list(_block_tensors(Diagonal(nn.Linear(2, 2))))
+        ['factors/weight/s', 'factors/bias/s']
+    """
+    own = [layer for layer in optimizer.layers if optimizer.ownership.is_mine(layer)]
+    return {f"factors/{layer.name}/{key}": tensor for layer in own for key, tensor in layer.block.tensors.items()}
+
+
+def _factor_names(optimizer: Preconditioner) -> list[str]:
+    """Return the names of the factors that this process keeps, in the order of ``optimizer.factors()``.
+
+    Example:
+        >>> from apo import Kronecker
+        >>> _factor_names(Kronecker(nn.Linear(2, 2)))
+        ['weight/A', 'weight/B', 'weight/S']
+    """
+    own = [layer for layer in optimizer.layers if optimizer.ownership.is_mine(layer)]
+    return [f"{layer.name}/{key}" for layer in own for key in layer.block.factors]
