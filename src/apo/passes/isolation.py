@@ -7,8 +7,10 @@ step would have left it.
 
 from __future__ import annotations
 
+import functools
 import random
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,11 +19,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from apo.passes.attributes import PlainAttributes
-from apo.torch_internals import own_buffers, own_modules, own_parameters
+from apo.errors import ReplayError
+from apo.torch_internals import own_buffers, own_modules, own_parameters, version_of
 from apo.vectors import assign_, copies
 
-__all__ = ["RandomState", "Surface", "devices_of", "every_module"]
+__all__ = ["PassState", "PlainAttributes", "RandomState", "Surface", "every_module"]
+
+#: What every module has: registries, hooks and the training mode, which is put back elsewhere.
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+#: Larger tensors and containers are not copied on suspicion.
+_LARGEST = 2**20
+_CONTAINERS = (list, dict, set, deque)
 
 
 def every_module(roots: Iterable[nn.Module]) -> list[nn.Module]:
@@ -40,17 +48,6 @@ def every_module(roots: Iterable[nn.Module]) -> list[nn.Module]:
                 found[id(child)] = child
                 waiting.append(child)
     return list(found.values())
-
-
-def devices_of(model: nn.Module) -> set[torch.device]:
-    """Return the devices that hold parameters of a network.
-
-    Example:
-        >>> devices_of(nn.Linear(1, 1))
-        {device(type='cpu')}
-    """
-    owners = every_module([model])
-    return {p.device for owner in owners for p in own_parameters(owner).values() if p is not None}
 
 
 @dataclass(frozen=True)
@@ -110,6 +107,104 @@ class RandomState:
         return cls(state["cpu"].cpu(), cuda, state.get("python"), state.get("numpy"))
 
 
+class PlainAttributes:
+    """The plain attributes of some modules at one moment, such as the hidden state ``self.h = h.detach()``.
+
+    Buffers are the place for such state, but many networks have it in attributes, and every pass moves it. A pass that
+    is run again has to start from the state that the training pass started from, and afterwards everything must be as
+    the training pass left it.
+
+    Attributes are put back by reference. Those that may be changed in place, small tensors and containers, are copied
+    as well. Modules of torch itself, wrappers for data parallelism among them, keep no such state, only their own
+    affairs.
+
+    Args:
+        modules: The modules, each once.
+
+    Example:
+        >>> class Counter(nn.Module):
+        ...     passes = 0
+        ...
+        ...     def forward(self, x):
+        ...         self.passes += 1
+        ...         return x
+        >>> counter = Counter()
+        >>> before = PlainAttributes([counter])
+        >>> _ = counter(torch.zeros(1))
+        >>> counter.passes, before.restore(), counter.passes
+        (1, None, 0)
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._attributes: list[tuple[nn.Module, dict[str, Any]]] = []
+        self._contents: list[tuple[Any, Any]] = []  # containers, each with a copy
+        self._tensors: list[tuple[str, Tensor, Tensor | None, int]] = []  # with a copy of the values, and the version
+        for module in modules:
+            if not _may_keep_state(type(module)):
+                continue
+            own = {name: value for name, value in vars(module).items() if name not in _OF_EVERY_MODULE}
+            self._attributes.append((module, own))
+            for name, value in own.items():
+                self._keep_contents(f"{type(module).__name__}.{name}", value)
+
+    def _keep_contents(self, name: str, value: Any) -> None:
+        if isinstance(value, Tensor):
+            copied = value.detach().clone() if value.numel() <= _LARGEST else None
+            self._tensors.append((name, value, copied, version_of(value)))
+        elif type(value) in _CONTAINERS and len(value) <= _LARGEST:
+            self._contents.append((value, value.copy()))
+            for inside in value.values() if isinstance(value, dict) else value:
+                if isinstance(inside, Tensor):
+                    self._keep_contents(name, inside)
+
+    def restore(self) -> None:
+        """Put everything back.
+
+        Raises:
+            ReplayError: A tensor too large to be copied on suspicion was changed in place.
+        """
+        for module, saved in self._attributes:
+            own = vars(module)
+            for name in own.keys() - saved.keys() - _OF_EVERY_MODULE:
+                del own[name]
+            for name, value in saved.items():
+                if own.get(name, own) is not value:
+                    own[name] = value
+        for container, contents in self._contents:
+            container.clear()
+            (container.extend if isinstance(container, (list, deque)) else container.update)(contents)
+        for name, tensor, values, version in self._tensors:
+            if version_of(tensor) == version:
+                continue
+            if values is None:
+                raise ReplayError(
+                    f"{name} must be a buffer if the network changes it in place, got a plain attribute of "
+                    f"{tuple(tensor.shape)}: use register_buffer"
+                )
+            with torch.no_grad():
+                tensor.copy_(values)
+
+
+@dataclass(frozen=True)
+class PassState:
+    """What a pass of a network starts from: random streams, and what the modules keep in plain attributes."""
+
+    random: RandomState
+    attributes: PlainAttributes
+
+    @classmethod
+    def capture(cls, model: nn.Module) -> PassState:
+        """Note what a pass that starts now starts from."""
+        modules = every_module([model])
+        devices = {p.device for module in modules for p in own_parameters(module).values() if p is not None}
+        return cls(RandomState.capture(devices), PlainAttributes(modules))
+
+    def restore(self) -> None:
+        """Let the next pass start from here."""
+        self.random.restore()
+        self.attributes.restore()
+
+
 class Surface:
     """Everything that a pass of some modules may touch; found once, because walking a network costs time.
 
@@ -137,18 +232,25 @@ class Surface:
         """
         owners, parameters = self._owners, self._parameters
         places = [(own, name, b) for own in map(own_buffers, owners) for name, b in own.items() if b is not None]
-        # torch refuses to write into a buffer whose elements share memory, so those are put back as they are.
-        values = _Snapshot([buffer for _, _, buffer in places if not _is_expanded(buffer)])
+        kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}  # those of one kind are copied together
+        for _, _, buffer in places:
+            if not _is_expanded(buffer):  # torch refuses to write into those; they are put back as they are
+                kinds.setdefault((buffer.dtype, buffer.device), []).append(buffer)
+        values = [(buffers, copies(buffers)) for buffers in kinds.values()]
         modes = [owner.training for owner in owners]
         attributes = self.attributes()
-        gradients = self._gradients()
+        gradients = [p.grad for p in parameters]
+        # Gradients that lie in the buckets of DistributedDataParallel are overwritten by its next pass.
+        if any(isinstance(o, nn.parallel.DistributedDataParallel) and o.gradient_as_bucket_view for o in owners):
+            gradients = [None if gradient is None else gradient.clone() for gradient in gradients]
         random_state = RandomState.capture(self.devices, self._draws_from_host)
         for parameter in parameters:
             parameter.grad = None
         try:
             yield
         finally:
-            values.restore()
+            for buffers, copied in values:
+                assign_(buffers, copied)
             for own, name, buffer in places:
                 own[name] = buffer
             attributes.restore()
@@ -163,26 +265,11 @@ class Surface:
         """Note what the modules keep in plain attributes."""
         return PlainAttributes(self._owners)
 
-    def _gradients(self) -> list[Tensor | None]:
-        gradients = [p.grad for p in self._parameters]
-        # Gradients that lie in the buckets of DistributedDataParallel are overwritten by its next pass.
-        if any(isinstance(o, nn.parallel.DistributedDataParallel) and o.gradient_as_bucket_view for o in self._owners):
-            return [None if gradient is None else gradient.clone() for gradient in gradients]
-        return gradients
 
-
-class _Snapshot:
-    """The values of some tensors, to be written back in place; those of one type are copied together."""
-
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
-        self._kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-        for tensor in tensors:
-            self._kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-        self._values = {kind: copies(members) for kind, members in self._kinds.items()}
-
-    def restore(self) -> None:
-        for kind, members in self._kinds.items():
-            assign_(members, self._values[kind])
+@functools.lru_cache  # every pass of a meta-step asks for every module
+def _may_keep_state(kind: type[nn.Module]) -> bool:
+    modules = (base for base in kind.__mro__ if issubclass(base, nn.Module))
+    return not all(base.__module__.split(".")[0] == "torch" for base in modules)
 
 
 def _is_expanded(tensor: Tensor) -> bool:

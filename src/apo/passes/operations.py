@@ -1,23 +1,95 @@
-"""What happened to an output of the network before the criterion saw it, as data that can be run again.
+"""Structures of tensors, and what happened to an output of the network before the criterion saw it.
+
+Networks and criteria take and return nested tuples, lists and mappings of tensors.
 
 A loop may transpose, slice, mask, scale or cast the network's output. Each such step is a call of one of torch's
 functions. An :class:`Operation` holds the function and its arguments, in which other operations and outputs of the
-network (:class:`Output`) stand for what they returned; all other arguments are constants.
+network (:class:`Output`) stand for what they returned; all other arguments are constants. So it is data that can be run
+again, and saved. A :class:`Slot` is an argument of the criterion that is made in this way.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
+from collections import OrderedDict, UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.overrides import get_overridable_functions, resolve_name
 
+from apo.errors import ReplayError
 from apo.torch_internals import version_of
 
-__all__ = ["Operation", "Output", "as_plain", "from_plain", "pick"]
+__all__ = ["EASY_WAY", "Operation", "Output", "Slot", "as_plain", "from_plain", "leaves", "odd_type", "tree_map"]
+
+#: What to do about something between network and criterion that cannot be run again.
+EASY_WAY = "move what is between network and criterion into the criterion, criterion = apo.criterion(your_function)"
+#: What ``torch.load(weights_only=True)`` accepts, beside tensors and containers.
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+
+
+def tree_map(function: Callable[[Any], Any], tree: Any, kinds: type | tuple[type, ...] = Tensor) -> Any:
+    """Apply ``function`` to all tensors, or all of other kinds, in nested tuples, lists and mappings; keep the rest."""
+    if isinstance(tree, kinds):
+        return function(tree)
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        # Not through the constructor: that of a PackedSequence takes other arguments than its fields.
+        return type(tree)._make(tree_map(function, item, kinds) for item in tree)  # type: ignore[attr-defined]
+    if isinstance(tree, (tuple, list)):
+        return type(tree)(tree_map(function, item, kinds) for item in tree)
+    if isinstance(tree, Mapping):
+        return _mapping_like(tree, {key: tree_map(function, value, kinds) for key, value in tree.items()})
+    return tree
+
+
+def _mapping_like(pattern: Mapping, items: dict) -> Mapping:
+    """Return a mapping of the pattern's type with other values under its keys, or a plain dict if there is no way."""
+    if type(pattern) is dict or not isinstance(pattern, (dict, UserDict)):
+        return items  # a copy of any other kind of mapping might share its memory with the pattern
+    try:
+        twin = copy.copy(pattern)
+        for key, value in items.items():
+            twin[key] = value
+            if key in vars(twin):  # where entries are attributes as well
+                vars(twin)[key] = value
+    except Exception:  # a type that cannot be copied or written to
+        return items
+    return twin
+
+
+def leaves(tree: Any, kinds: type | tuple[type, ...] = Tensor) -> list[Any]:
+    """Return all tensors in a structure, or all of other kinds.
+
+    Example:
+        >>> leaves(({"a": 1}, [2.0, "b"]), (int, str))
+        [1, 'b']
+    """
+    found: list[Any] = []
+    tree_map(found.append, tree, kinds)
+    return found
+
+
+def odd_type(tree: Any) -> type | None:
+    """Return the type of something that ``torch.load(weights_only=True)`` would refuse, or None if all is plain data.
+
+    Example:
+        >>> odd_type({"a": (1, [torch.zeros(2)])}), odd_type([range(3)])
+        (None, <class 'range'>)
+    """
+    kind = type(tree)
+    if kind in _PLAIN or kind in (Tensor, nn.Parameter):
+        return None
+    if kind in (tuple, list):
+        inside = tree
+    elif kind in (dict, OrderedDict):
+        inside = [*tree.keys(), *tree.values()]
+    else:
+        return kind
+    return next((odd for item in inside if (odd := odd_type(item)) is not None), None)
 
 
 @dataclass(frozen=True)
@@ -38,7 +110,7 @@ class Output:
 
     def run(self, outputs: Sequence[Any]) -> Any:
         """Take the tensor out of what the calls returned."""
-        return pick(outputs[self.call], self.path)
+        return _pick(outputs[self.call], self.path)
 
     def outputs(self) -> Iterator[Output]:
         """Yield the outputs of the network that this is made of."""
@@ -73,49 +145,98 @@ class Operation:
 
     def run(self, outputs: Sequence[Any]) -> Any:
         """Call the function again on what the network returned now."""
-        args, kwargs = _map_leaves((self.args, self.kwargs), lambda node: node.run(outputs), _same)
+        args, kwargs = tree_map(lambda node: node.run(outputs), (self.args, self.kwargs), (Output, Operation))
         result = self.function(*args, **kwargs)
         return result if self.item is None else result[self.item]
 
     def outputs(self) -> Iterator[Output]:
         """Yield the outputs of the network that this is made of, some perhaps twice."""
-        for node in _nodes((self.args, self.kwargs)):
+        for node in self._inside((Output, Operation)):
             yield from node.outputs()
 
     def constants(self) -> Iterator[Tensor]:
         """Yield all tensors that are not computed from outputs of the network."""
-        yield from self._own_constants()
-        for node in _nodes((self.args, self.kwargs)):
-            if isinstance(node, Operation):
-                yield from node.constants()
+        yield from self._inside(Tensor)
+        for operation in self._inside(Operation):
+            yield from operation.constants()
 
     def is_unchanged(self) -> bool:
         """Return whether no constant was changed in place since :meth:`sealed`."""
-        inside = (node for node in _nodes((self.args, self.kwargs)) if isinstance(node, Operation))
         same = not self.versions or self.versions == self._own_versions()
-        return same and all(node.is_unchanged() for node in inside)
+        return same and all(operation.is_unchanged() for operation in self._inside(Operation))
 
     def mapped(self, on_output: Callable[[Output], Output], on_tensor: Callable[[Tensor], Tensor] | None) -> Operation:
         """Return a copy with other outputs and, if asked for, other constants, whose versions are not known."""
-        tree = (self.args, self.kwargs)
-        args, kwargs = _map_leaves(tree, lambda node: node.mapped(on_output, on_tensor), on_tensor or _same)
+
+        def on_leaf(leaf: Any) -> Any:
+            if isinstance(leaf, Tensor):
+                return leaf if on_tensor is None else on_tensor(leaf)
+            return leaf.mapped(on_output, on_tensor)
+
+        args, kwargs = tree_map(on_leaf, (self.args, self.kwargs), (Output, Operation, Tensor))
         return replace(self, args=args, kwargs=kwargs, versions=self.versions if on_tensor is None else ())
 
     def _own_versions(self) -> tuple[int, ...]:
         # Parameters are meant to be changed, by optimizers.
-        return tuple(version_of(t) for t in self._own_constants() if not (t.is_leaf and t.requires_grad))
+        return tuple(version_of(t) for t in self._inside(Tensor) if not (t.is_leaf and t.requires_grad))
 
-    def _own_constants(self) -> list[Tensor]:
-        found: list[Tensor] = []
-        _map_leaves((self.args, self.kwargs), _same, found.append)
-        return found
+    def _inside(self, kinds: type | tuple[type, ...]) -> list[Any]:
+        return leaves((self.args, self.kwargs), kinds)
 
 
-def pick(value: Any, path: Sequence[int | str]) -> Any:
+@dataclass(frozen=True)
+class Slot:
+    """A place among the criterion's arguments that takes an output of the network.
+
+    Attributes:
+        position: Index of the positional argument, or name of the keyword argument.
+        call: Which call of the network the output comes from.
+        path: Keys into the structure of that output.
+        shape: Shape to which the output was reshaped, with the leading size left open; None if it was not reshaped.
+        operation: What else was done to the outputs, in place of the path; None for nothing.
+    """
+
+    position: int | str
+    call: int = 0
+    path: tuple[int | str, ...] = ()
+    shape: tuple[int, ...] | None = None
+    operation: Operation | None = None
+
+    def take(self, outputs: list[Any]) -> Any:
+        """Make this slot's value from the outputs of the calls."""
+        if self.operation is not None:
+            return self.operation.run(outputs)
+        value = _pick(outputs[self.call], self.path)
+        return value if self.shape is None else value.reshape(-1, *self.shape[1:])
+
+    def with_constants(self, function: Callable[[Tensor], Tensor]) -> Slot:
+        """Return a copy in which other tensors take part in the operation."""
+        if self.operation is None:
+            return self
+        return replace(self, operation=self.operation.mapped(lambda output: output, function))
+
+    def for_another_batch(self, position: int | str) -> Slot:
+        """Return the slot for a batch of another source, which calls the network once.
+
+        Raises:
+            ReplayError: A tensor takes part that belongs to this batch, for all that can be seen.
+        """
+        operation = self.operation
+        if operation is not None and (
+            next(operation.constants(), None) is not None or any(output.call for output in operation.outputs())
+        ):
+            raise ReplayError(
+                "fsd_batch must be 'previous' or 'same' where a tensor of the batch, such as a mask, is used between "
+                f"network and criterion, got batches of another source: {EASY_WAY}"
+            )
+        return replace(self, position=position, call=0)
+
+
+def _pick(value: Any, path: Sequence[int | str]) -> Any:
     """Follow keys, positions and attribute names into a structure.
 
     Example:
-        >>> pick({"a": (1, 2)}, ("a", 1))
+        >>> _pick({"a": (1, 2)}, ("a", 1))
         2
     """
     for key in path:
@@ -174,22 +295,3 @@ def _rebuilt(tree: Any, function: Callable[[Any], Any]) -> Any:
     if type(tree) is dict:
         return {key: function(value) for key, value in tree.items()}
     return tree
-
-
-def _same(leaf: Any) -> Any:
-    return leaf
-
-
-def _nodes(tree: Any) -> list[Any]:
-    found: list[Any] = []
-    _map_leaves(tree, found.append, _same)
-    return found
-
-
-def _map_leaves(tree: Any, on_node: Callable[[Any], Any], on_tensor: Callable[[Any], Any]) -> Any:
-    """Rebuild nested tuples, lists and dicts with other nodes and tensors in them."""
-    if isinstance(tree, (Output, Operation)):
-        return on_node(tree)
-    if isinstance(tree, Tensor):
-        return on_tensor(tree)
-    return _rebuilt(tree, lambda item: _map_leaves(item, on_node, on_tensor))

@@ -25,16 +25,11 @@ from torch import Tensor, nn
 
 from apo.distributed import is_sharded
 from apo.errors import ReplayError
-from apo.passes.attributes import PlainAttributes
-from apo.passes.isolation import RandomState, devices_of, every_module
-from apo.passes.operations import Operation, as_plain, from_plain, pick
-from apo.passes.trees import odd_type, tree_map
+from apo.passes.isolation import PassState, PlainAttributes, RandomState
+from apo.passes.operations import EASY_WAY, Slot, as_plain, from_plain, leaves, odd_type, tree_map
 from apo.torch_internals import version_of
 
 __all__ = ["Autocast", "Call", "Recording", "Slot", "as_call", "odd_type", "own_loss", "own_prediction", "tree_map"]
-
-#: What to do about something between network and criterion that cannot be run again.
-_EASY_WAY = "move what is between network and criterion into the criterion, criterion = apo.criterion(your_function)"
 
 
 @dataclass(frozen=True)
@@ -69,29 +64,24 @@ class Autocast:
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of one call of the network, with the random state it started from (None: the current one).
+    """The arguments of one call of the network, with the state that it started from (None: the current one).
 
-    ``attributes`` is what the network's plain attributes held when the call started (None: what they hold now).
     ``versions`` are the version counters of its tensors, to notice a batch that was changed in place.
     """
 
     args: tuple
     kwargs: dict[str, Any]
-    random_state: RandomState | None = None
+    start: PassState | None = None
     versions: tuple[int, ...] = ()
-    attributes: PlainAttributes | None = None
 
     def sealed(self, model: nn.Module) -> Call:
         """Note the state that a call of the network starts from now, and the version counters of all tensors."""
-        random_state, attributes = RandomState.capture(devices_of(model)), PlainAttributes(every_module([model]))
-        return replace(self, random_state=random_state, attributes=attributes, versions=self._versions())
+        return replace(self, start=PassState.capture(model), versions=self._versions())
 
     def run(self, model: nn.Module) -> Any:
         """Run the call again, from the state that it started from."""
-        if self.random_state is not None:
-            self.random_state.restore()
-        if self.attributes is not None:
-            self.attributes.restore()
+        if self.start is not None:
+            self.start.restore()
         return model(*self.args, **self.kwargs)
 
     def check_unchanged(self) -> None:
@@ -103,55 +93,7 @@ class Call:
             )
 
     def _versions(self) -> tuple[int, ...]:
-        return tuple(map(version_of, _tensors((self.args, self.kwargs))))
-
-
-@dataclass(frozen=True)
-class Slot:
-    """A place among the criterion's arguments that takes an output of the network.
-
-    Attributes:
-        position: Index of the positional argument, or name of the keyword argument.
-        call: Which call of the network the output comes from.
-        path: Keys into the structure of that output.
-        shape: Shape to which the output was reshaped, with the leading size left open; None if it was not reshaped.
-        operation: What else was done to the outputs, in place of the path; None for nothing.
-    """
-
-    position: int | str
-    call: int = 0
-    path: tuple[int | str, ...] = ()
-    shape: tuple[int, ...] | None = None
-    operation: Operation | None = None
-
-    def take(self, outputs: list[Any]) -> Any:
-        """Make this slot's value from the outputs of the calls."""
-        if self.operation is not None:
-            return self.operation.run(outputs)
-        value = pick(outputs[self.call], self.path)
-        return value if self.shape is None else value.reshape(-1, *self.shape[1:])
-
-    def with_constants(self, function: Callable[[Tensor], Tensor]) -> Slot:
-        """Return a copy in which other tensors take part in the operation."""
-        if self.operation is None:
-            return self
-        return replace(self, operation=self.operation.mapped(lambda output: output, function))
-
-    def for_another_batch(self, position: int | str) -> Slot:
-        """Return the slot for a batch of another source, which calls the network once.
-
-        Raises:
-            ReplayError: A tensor takes part that belongs to this batch, for all that can be seen.
-        """
-        operation = self.operation
-        if operation is not None and (
-            next(operation.constants(), None) is not None or any(output.call for output in operation.outputs())
-        ):
-            raise ReplayError(
-                "fsd_batch must be 'previous' or 'same' where a tensor of the batch, such as a mask, is used between "
-                f"network and criterion, got batches of another source: {_EASY_WAY}"
-            )
-        return replace(self, position=position, call=0)
+        return tuple(map(version_of, leaves((self.args, self.kwargs))))
 
 
 @dataclass(frozen=True)
@@ -214,13 +156,13 @@ class Recording:
 
     def starting_from(self, random_state: RandomState, attributes: PlainAttributes) -> Recording:
         """Return a copy in which every call of the network starts from this state."""
-        start = {"random_state": random_state, "attributes": attributes}
-        return replace(self, calls=tuple(replace(call, **start) for call in self.calls))
+        start = PassState(random_state, attributes)
+        return replace(self, calls=tuple(replace(call, start=start) for call in self.calls))
 
     def ended(self, loss: Tensor, prediction: Any = None, weight: float | Tensor = 1.0, modes: tuple = ()) -> Recording:
         """Return a copy that knows the loss; random streams that the pass has not drawn from are left out."""
         calls = [
-            call if call.random_state is None else replace(call, random_state=call.random_state.trimmed())
+            call if call.start is None else replace(call, start=replace(call.start, random=call.start.random.trimmed()))
             for call in self.calls
         ]
         return replace(self, calls=tuple(calls), loss=loss, prediction=prediction, weight=weight, modes=modes)
@@ -228,11 +170,11 @@ class Recording:
     @property
     def draws_from_host(self) -> bool:
         """Whether the passes drew random numbers from Python or NumPy."""
-        return any(call.random_state is not None and call.random_state.has_host for call in self.calls)
+        return any(call.start is not None and call.start.random.has_host for call in self.calls)
 
     def depends_on(self, parameters: Sequence[Tensor]) -> bool:
         """Return whether an argument of the criterion, slots apart, was computed from one of these parameters."""
-        return any(_depends_on(tensor, parameters) for tensor in _tensors((self.loss_args, self.loss_kwargs)))
+        return any(_depends_on(tensor, parameters) for tensor in leaves((self.loss_args, self.loss_kwargs)))
 
     def settled(self, parameters: Sequence[Tensor]) -> Recording:
         """Return a copy whose arguments are constants: no pass reaches behind them or leaves a gradient in them.
@@ -245,9 +187,19 @@ class Recording:
         """
         calls = [(call.args, call.kwargs) for call in self.calls]
         everything = (calls, self.loss_args, self.loss_kwargs)
-        between = [tensor for operation in self._operations() for tensor in operation.constants()]
-        self._check_operations(between, parameters)
-        if not any(tensor.requires_grad for tensor in [*_tensors(everything), *between]):
+        operations = [slot.operation for slot in self.slots if slot.operation is not None]
+        between = [tensor for operation in operations for tensor in operation.constants()]
+        if any(tensor.grad_fn is not None and _depends_on(tensor, parameters) for tensor in between):
+            raise ReplayError(
+                "a tensor that was computed from parameters is used between network and criterion, so it cannot be "
+                f"evaluated at other weights: {EASY_WAY}, or let the network return the result"
+            )
+        if not all(operation.is_unchanged() for operation in operations):
+            raise ReplayError(
+                "a tensor that is used between network and criterion was changed in place before optimizer.step(), so "
+                f"it cannot be evaluated again: clone it, or {EASY_WAY}"
+            )
+        if not any(tensor.requires_grad for tensor in [*leaves(everything), *between]):
             return self
         self._check_arguments(parameters)
         moved, constants = {id(p) for p in parameters}, {}
@@ -263,36 +215,21 @@ class Recording:
         slots = tuple(slot.with_constants(constant) for slot in self.slots)
         return replace(self, calls=own, loss_args=loss_args, loss_kwargs=loss_kwargs, slots=slots)
 
-    def _operations(self) -> list[Operation]:
-        return [slot.operation for slot in self.slots if slot.operation is not None]
-
-    def _check_operations(self, constants: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
-        if any(tensor.grad_fn is not None and _depends_on(tensor, parameters) for tensor in constants):
-            raise ReplayError(
-                "a tensor that was computed from parameters is used between network and criterion, so it cannot be "
-                f"evaluated at other weights: {_EASY_WAY}, or let the network return the result"
-            )
-        if not all(operation.is_unchanged() for operation in self._operations()):
-            raise ReplayError(
-                "a tensor that is used between network and criterion was changed in place before optimizer.step(), so "
-                f"it cannot be evaluated again: clone it, or {_EASY_WAY}"
-            )
-
     def _check_arguments(self, parameters: Sequence[Tensor]) -> None:
         for call in self.calls:
             for name, value in _named(call.args, call.kwargs):
-                if any(_depends_on(tensor, parameters) for tensor in _tensors(value)):
+                if any(_depends_on(tensor, parameters) for tensor in leaves(value)):
                     raise ReplayError(
                         f"argument {name} of the network is a parameter of the optimizer or was computed from one, and "
                         "running the network again does not repeat that: give apo a module that does both in its "
                         "forward, or detach() the argument"
                     )
         for name, value in _named(self.loss_args or (), self.loss_kwargs):
-            computed = (tensor for tensor in _tensors(value) if tensor.grad_fn is not None)
+            computed = (tensor for tensor in leaves(value) if tensor.grad_fn is not None)
             if any(_depends_on(tensor, parameters) for tensor in computed):
                 raise ReplayError(
                     f"argument {name} of the criterion was computed from the network in a way that cannot be repeated "
-                    f"at other weights: {_EASY_WAY}, let the network return it as it is, or detach() it"
+                    f"at other weights: {EASY_WAY}, let the network return it as it is, or detach() it"
                 )
 
     def as_inputs(self) -> Recording:
@@ -365,12 +302,6 @@ def own_prediction(output: Any) -> Any:
 
 def _is_number(item: Any) -> bool:
     return isinstance(item, Tensor) and item.ndim == 0 and item.is_floating_point()
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    tree_map(found.append, tree)
-    return found
 
 
 def _named(args: tuple, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
