@@ -27,7 +27,6 @@ from torch.utils.hooks import RemovableHandle
 from apo.distributed import leaves_gradients
 from apo.errors import ApoWarning, ReplayError
 from apo.loop.checks import is_loss_of_torch
-from apo.loop.functional import FunctionalLoss, criterion
 from apo.loop.hooks import (
     fills_gradients,
     is_inner_step,
@@ -58,6 +57,34 @@ class _Observed:
     left_gradients: bool = True  # in the parameters, see `leaves_gradients`
 
 
+class _FunctionalLoss(nn.Module):
+    """A functional loss as a module, so that it can be watched."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Call the function."""
+        return self.function(*args, **kwargs)
+
+
+def criterion(function: Callable[..., Tensor]) -> nn.Module:
+    """Wrap a functional loss so that :func:`attach` can watch it; use the result in its place in the loop.
+
+    Example:
+        >>> import apo, torch, torch.nn.functional as F
+        >>> loss_function = apo.criterion(F.cross_entropy)
+        >>> loss_function(torch.zeros(2, 4), torch.tensor([0, 1])).item() > 1
+        True
+    """
+    if isinstance(function, type):
+        raise TypeError(f"function must be a loss, got the class {function.__name__}: pass an instance of it")
+    if not callable(function):
+        raise TypeError(f"function must be callable, got {type(function).__name__}")
+    return _FunctionalLoss(function)
+
+
 class Attached(Tuner):
     """A tuner that watches an existing training loop; made by :func:`attach`.
 
@@ -82,13 +109,16 @@ class Attached(Tuner):
     """
 
     _door = "apo.attach"
+    _no_recording = (
+        "a meta-step was due, but no loss of the watched network was back-propagated since the last step: call "
+        "model(...) and criterion(...) themselves, not model.forward or a copy, in every iteration"
+    )
     _outputs: Outputs
     _pending: Call | None
     _observed: list[_Observed]  # those that were back-propagated
     _losses: int
     _criterion: nn.Module | None
     _before_criterion: RemovableHandle | None = None
-    _in_closure = False
     _skipped = False  # whether the step that is under way has lost its gradients, see `on_nonfinite`
     _left_out = False  # whether a fused optimizer leaves out the step that is under way
 
@@ -99,7 +129,7 @@ class Attached(Tuner):
                 "wrap it, criterion = apo.criterion(your_function), and call the wrapped one in the loop"
             )
         self._criterion, self._outputs = criterion, Outputs()
-        return criterion.function if isinstance(criterion, FunctionalLoss) else criterion
+        return criterion.function if isinstance(criterion, _FunctionalLoss) else criterion
 
     def _install_hooks(self) -> None:
         super()._install_hooks()
@@ -120,13 +150,12 @@ class Attached(Tuner):
     def _before_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
         if is_inner_step(optimizer):
             return None
-        self._left_out = self.is_meta_step() and unscale_fused(optimizer)
+        due = self.is_meta_step()
+        self._left_out = due and unscale_fused(optimizer)
         if self._left_out:
             return None
-        in_closure = (
-            with_closure(args, kwargs, self._as_if_outside) if self.is_meta_step() or self._skipping.enabled else None
-        )
-        self._skipped = in_closure is None and self._skipping.takes_gradients(self._parameters())
+        in_closure = with_closure(args, kwargs, self._as_if_outside) if due or self._skips else None
+        self._skipped = in_closure is None and self._takes_gradients()
         if self._skipped:
             return None
         self._begin_step()
@@ -142,16 +171,12 @@ class Attached(Tuner):
                 loss = closure()
             finally:
                 self._in_closure = False
-            self._skipped = self._skipping.takes_gradients(self._parameters())
+            self._skipped = self._takes_gradients()
             if self._theta is not None:
                 self._measuring.enter_context(self.rule.measuring())
             return loss
 
         return run
-
-    def _abandon(self, *_: Any) -> None:
-        if not self._in_closure:  # the forward pass of a closure does not mean that its step was abandoned
-            super()._abandon()
 
     def _after_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
         if is_inner_step(optimizer):
@@ -167,16 +192,11 @@ class Attached(Tuner):
 
     # ------------------------------------------------------------------ the forward and backward passes
 
-    def _wants_recording(self) -> bool:
-        # torch.func runs the network for somebody's own gradients, not for training.
-        return super()._wants_recording() and functorch_transform() is None
-
     def _before_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         self._abandon()
-        if not (self._wants_recording() and torch.is_grad_enabled()):
-            return
-        self.engine.find_wrapper()
-        self._pending = self._replayable(Call(args, kwargs))
+        if _is_training() and self._wants_recording():
+            self.engine.find_wrapper()
+            self._pending = self._replayable(Call(args, kwargs))
 
     def _after_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
         call, self._pending = self._pending, None
@@ -184,7 +204,7 @@ class Attached(Tuner):
             return
         if self._criterion is None:
             if not _is_inference(output):
-                alone = Recording((call,), None, {}, (), self._autocast())
+                alone = Recording((call,), None, {}, (), Autocast.capture(self.device.type))
                 self._observe(own_loss(output), alone, own_prediction(output))
         else:
             self._outputs.add(call, output)
@@ -198,14 +218,15 @@ class Attached(Tuner):
     def _after_loss(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], loss: Tensor) -> None:
         if not self._outputs:
             return
-        if torch.is_grad_enabled() and self._wants_recording() and _has_gradient(loss):
+        if _is_training() and self._wants_recording() and _has_gradient(loss):
             calls, slots = self._outputs.slots(args, kwargs)
             seen = {slot.position for slot in slots}
             rest = tuple(None if index in seen else value for index, value in enumerate(args))
             named = {name: None if name in seen else value for name, value in kwargs.items()}
             filled = [args[p] if isinstance(p, int) else kwargs[p] for p in (slot.position for slot in slots)]
             prediction = filled[0] if len(filled) == 1 else tuple(filled)
-            self._observe(loss, Recording(calls, rest, named, slots, self._autocast()), prediction)
+            recording = Recording(calls, rest, named, slots, Autocast.capture(self.device.type))
+            self._observe(loss, recording, prediction)
         self._outputs.wake()
 
     def _observe(self, loss: Tensor, recording: Recording, prediction: Any) -> None:
@@ -257,7 +278,7 @@ class Attached(Tuner):
             weights = [weight.item() for weight in weights]  # reading these waits for no device
         self._warn_of_maximising(weights)
         divisor = self._loss_scale(weights, sum(observed.passes for observed in used))
-        parameters = list(self._parameters())
+        parameters = self._parameters()
         settled = [observed.recording.settled(parameters) for observed in used]
         return [replace(recording, weight=w / divisor) for recording, w in zip(settled, weights, strict=True)]
 
@@ -272,7 +293,7 @@ class Attached(Tuner):
         # A loss without an output of the network may be that of another network with the same criterion.
         others = [observed.recording for observed in used if not observed.recording.slots]
         used = [observed for observed in used if observed.recording.slots]
-        if others and (not used or any(other.depends_on(list(self._parameters())) for other in others)):
+        if others and (not used or any(other.depends_on(self._parameters()) for other in others)):
             raise ReplayError(
                 "the criterion was called on something that was made of an output of the network in a way that cannot "
                 "be repeated at other weights (random numbers, or a tensor changed in place): move what is between "
@@ -308,15 +329,6 @@ class Attached(Tuner):
             self._hooks.drop(self._before_criterion)
             self._before_criterion = None
         self._observed, self._pending, self._losses = [], None, 0
-
-    def _autocast(self) -> Autocast:
-        return Autocast.capture(self.device.type)
-
-    def _no_recording_message(self) -> str:
-        return (
-            "a meta-step was due, but no loss of the watched network was back-propagated since the last step: call "
-            "model(...) and criterion(...) themselves, not model.forward or a copy, in every iteration"
-        )
 
 
 _Arguments = ParamSpec("_Arguments")
@@ -377,3 +389,8 @@ def _has_gradient(loss: Any) -> bool:
     if not isinstance(loss, Tensor):
         raise TypeError(f"criterion must return a tensor, got {type(loss).__name__}: let it return the loss alone")
     return loss.requires_grad
+
+
+def _is_training() -> bool:
+    # torch.func runs the network for somebody's own gradients, not for training.
+    return torch.is_grad_enabled() and functorch_transform() is None

@@ -2,60 +2,57 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from torch import nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
-from apo.errors import ApoWarning
+from apo.loop.hooks import own_hooks
 from apo.rules.base import Rule
 
-__all__ = ["check_arguments", "check_criterion", "is_loss_of_torch", "under_old_name"]
+__all__ = ["check_arguments", "is_loss_of_torch"]
 
 
 def check_arguments(
-    door: str, optimizer: Any, model: Any, criterion: Any, scaler: Any, cuda_graph: Any, save_batch: Any
+    door: str,
+    optimizer: Any,
+    model: Any,
+    criterion: Any,
+    scaler: Any,
+    cuda_graph: Any,
+    on_nonfinite: Any,
+    save_batch: Any,
 ) -> None:
-    """Raise unless the arguments have the right types and are in the right order.
+    """Raise unless the arguments have the right types, are in the right order and belong together.
+
+    If none of the optimizer's parameters is the network's or the criterion's, no step changes what the look-ahead sees,
+    and nothing could be learned. A part is enough: adapters on a frozen network, or a learnable weight of the loss
+    beside it. Wrappers for data parallelism and compilation and parametrizations list the parameters that an optimizer
+    holds as their own.
 
     Args:
         door: How the user spelled the call, for messages.
-        optimizer: See :class:`apo.Tuner`, as all others.
+        optimizer: See :class:`apo.Tuner`, as all others; what is neither optimizer nor rule is not judged here.
         model: The network.
         criterion: The loss function.
         scaler: The ``GradScaler``.
         cuda_graph: Whether to capture CUDA graphs.
+        on_nonfinite: What becomes of steps that are not finite.
         save_batch: Whether files hold the batch B'.
     """
-    _check_order(door, optimizer, model, criterion)
+    inner = getattr(optimizer, "optimizer", optimizer)
+    held = {id(p) for group in getattr(inner, "param_groups", []) for p in group["params"]}
+    in_model, in_criterion = (
+        isinstance(part, nn.Module) and not held.isdisjoint(id(p) for p in part.parameters())
+        for part in (model, criterion)
+    )
+    empty = isinstance(model, nn.Module) and next(model.parameters(), None) is None
+    if (empty and in_criterion) or any(isinstance(argument, (Optimizer, Rule)) for argument in (model, criterion)):
+        given = ", ".join(type(argument).__name__ for argument in (optimizer, model, criterion) if argument is not None)
+        raise TypeError(f"arguments must be in the order {door}(optimizer, model, criterion), got {given}: swap them")
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    check_criterion(criterion)
-    if scaler is not None and not hasattr(scaler, "get_scale"):
-        raise TypeError(f"scaler must be a torch.amp.GradScaler or None, got {scaler!r}")
-    for name, value in (("cuda_graph", cuda_graph), ("save_batch", save_batch)):
-        if not isinstance(value, bool):
-            raise TypeError(f"{name} must be True or False, got {value!r}")
-
-
-def _check_order(door: str, optimizer: Any, model: Any, criterion: Any) -> None:
-    """Raise if the arguments would fit in another order."""
-    given = ", ".join(type(argument).__name__ for argument in (optimizer, model, criterion) if argument is not None)
-    swapped = TypeError(f"arguments must be in the order {door}(optimizer, model, criterion), got {given}: swap them")
-    if any(isinstance(argument, (Optimizer, Rule)) for argument in (model, criterion)):
-        raise swapped
-    if isinstance(model, nn.Module) and isinstance(criterion, nn.Module) and isinstance(optimizer, (Optimizer, Rule)):
-        moved = optimizer.optimizer if isinstance(optimizer, Rule) else optimizer
-        ids = {id(p) for group in moved.param_groups for p in group["params"]}
-        in_model, in_criterion = (any(id(p) in ids for p in part.parameters()) for part in (model, criterion))
-        if in_criterion and not in_model and next(model.parameters(), None) is None:
-            raise swapped
-
-
-def check_criterion(criterion: Any) -> None:
-    """Raise if this is no loss function but the class of one, or nothing that can be called."""
     if isinstance(criterion, type):
         name = criterion.__name__
         raise TypeError(f"criterion must be a loss, got the class itself, {name}: write {name}()")
@@ -63,16 +60,21 @@ def check_criterion(criterion: Any) -> None:
         raise TypeError(
             f"criterion must be callable as criterion(output, target) or None, got {type(criterion).__name__}"
         )
-
-
-def under_old_name(criterion: Any, loss: Any) -> Any:
-    """Return the criterion, which 0.1 called ``loss``; that name is accepted for one release."""
-    if loss is None:
-        return criterion
-    if criterion is not None:
-        raise TypeError("criterion and loss are two names of one argument: pass criterion alone")
-    warnings.warn("loss= is called criterion= now; the old name will be removed", ApoWarning, stacklevel=5)
-    return loss
+    if scaler is not None and not hasattr(scaler, "get_scale"):
+        raise TypeError(f"scaler must be a torch.amp.GradScaler or None, got {scaler!r}")
+    for name, value in (("cuda_graph", cuda_graph), ("save_batch", save_batch)):
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, got {value!r}")
+    if on_nonfinite not in ("raise", "skip"):
+        raise ValueError(f"on_nonfinite must be 'raise' or 'skip', got {on_nonfinite!r}: 'skip' leaves steps out")
+    if held and own_hooks(vars(inner)):  # a second tuner would take the first one's steps for the optimizer's own
+        raise ValueError("optimizer already has a tuner: use that one, or call its detach() before building another")
+    if held and not (in_model or in_criterion):
+        raise ValueError(
+            f"optimizer must hold parameters of the model, got {len(held)} tensors that are not among the parameters "
+            f"of {type(model).__name__}: build it from model.parameters(), or pass the network that it trains "
+            "(functional_call on other tensors hides them: train the network's own parameters)"
+        )
 
 
 def is_loss_of_torch(criterion: Any) -> bool:

@@ -43,6 +43,9 @@ class APO(Tuner):
         True
     """
 
+    _no_recording = (
+        "a meta-step was due but its training batch is unknown: call tuner.backward(...) before tuner.step()"
+    )
     _recordings: list[Recording]  # the passes whose gradients the next step uses
     _left_gradients = True  # whether the last pass did, see `leaves_gradients`
     _stepping = False
@@ -89,7 +92,7 @@ class APO(Tuner):
             self._forget()
             loss = self.backward(inputs, target)
         scaler, is_meta_step = self.engine.scaler, self.is_meta_step()
-        if scaler is None and self._skipping.takes_gradients(self._parameters()):  # a scaler does so by itself
+        if scaler is None and self._takes_gradients():  # a scaler does so by itself
             self._skip()
             return loss
         self._stepping = True
@@ -193,14 +196,11 @@ class APO(Tuner):
     def _settled_recordings(self) -> list[Recording]:
         if not self.is_meta_step():
             return list(self._recordings)
-        parameters = list(self._parameters())
+        parameters = self._parameters()
         return [recording.settled(parameters) for recording in self._recordings]
 
     def _forget(self) -> None:
         self._recordings = []
-
-    def _no_recording_message(self) -> str:
-        return "a meta-step was due but its training batch is unknown: call tuner.backward(...) before tuner.step()"
 
 
 def _check_scalar(loss: Any) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -28,16 +29,27 @@ from torch.utils.hooks import RemovableHandle
 from apo.torch_internals import optimizer_hook_runner, step_post_hooks, step_pre_hooks, will_reach
 
 __all__ = [
+    "REPLAYING",
     "Hooks",
     "fills_gradients",
     "hooks_of_others_around",
     "is_inner_step",
+    "own_hooks",
     "refuse_compiled_step",
     "run_first",
     "run_last",
     "unscale_fused",
     "with_closure",
 ]
+
+
+class _Replaying(threading.local):
+    """Whether a tuner runs a network now: for any tuner that watches it, such passes are no training."""
+
+    now = False
+
+
+REPLAYING = _Replaying()
 
 
 class _Hook:
@@ -99,7 +111,8 @@ class Hooks:
         Args:
             register: The method.
             function: What to call.
-            weak: Do not let the hook keep its method's object alive; it comes off when the object is gone.
+            weak: For a network that others may run as well: do not let the hook keep its method's object alive, it
+                comes off when the object is gone, and do nothing while a tuner runs the network.
             when_compiled: What to call instead in code that ``torch.compile`` has traced.
             **options: Passed to ``register``.
         """
@@ -130,11 +143,11 @@ def refuse_compiled_step(*_: Any) -> None:
 
 
 def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Call a method for as long as its object lives."""
+    """Call a method for as long as its object lives, except while a tuner runs the network."""
     reference = weakref.WeakMethod(method)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        alive = reference()
+        alive = None if REPLAYING.now else reference()
         return None if alive is None else alive(*args, **kwargs)
 
     return call
@@ -169,19 +182,19 @@ class _StateWithoutHooks:
     @classmethod
     def take_from(cls, module: nn.Module) -> None:
         """Undo :meth:`put_into`, once the module has no hook of any tuner."""
-        if isinstance(vars(module).get("__getstate__"), cls) and not _own_hooks(vars(module)):
+        if isinstance(vars(module).get("__getstate__"), cls) and not own_hooks(vars(module)):
             del vars(module)["__getstate__"]
 
 
-def _own_hooks(state: dict[str, Any]) -> set[int]:
-    """Return the keys of our hooks among a module's attributes."""
+def own_hooks(state: dict[str, Any]) -> set[int]:
+    """Return the keys of our hooks among the attributes of a module or an optimizer."""
     registries = (value for name, value in state.items() if "hooks" in name and isinstance(value, dict))
     return {key for hooks in registries for key, hook in hooks.items() if isinstance(hook, _Hook)}
 
 
 def _without_hooks(state: dict[str, Any]) -> dict[str, Any]:
     """Return a module's attributes without our hooks, and without what torch notes about them under the same keys."""
-    ours = _own_hooks(state)
+    ours = own_hooks(state)
     state = {name: value for name, value in state.items() if not isinstance(value, _StateWithoutHooks)}
     for name, value in state.items():
         if "hooks" in name and isinstance(value, dict):

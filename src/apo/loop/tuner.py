@@ -14,10 +14,8 @@ somebody next reads the weights: the measured step must never be seen or saved.
 from __future__ import annotations
 
 import copy
-import threading
 import warnings
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any, cast
 
@@ -32,38 +30,17 @@ from apo.core.objective import ProximalObjective
 from apo.core.records import History, MetaStep
 from apo.discrepancy import Discrepancy
 from apo.distributed import whole
-from apo.errors import ApoWarning, ReplayError
-from apo.loop.checkpoints import (
-    continue_from_earlier_steps,
-    drop_summary,
-    load_own_state,
-    own_state,
-    put_summary,
-    take_summary,
-)
-from apo.loop.checks import check_arguments, under_old_name
-from apo.loop.hooks import Hooks
-from apo.loop.nonfinite import SkippedSteps
-from apo.loop.ownership import check_ownership
+from apo.errors import ApoWarning, NonFiniteError, ReplayError
+from apo.loop import checkpoints
+from apo.loop.checks import check_arguments
+from apo.loop.hooks import REPLAYING, Hooks
 from apo.passes.isolation import RandomState
-from apo.passes.recording import Call, Recording, Slot, as_call, tree_map
+from apo.passes.recording import Call, Recording, tree_map
 from apo.rules import as_rule
 from apo.rules.base import Rule
-from apo.vectors import assign_, copies
+from apo.vectors import assign_, copies, norm
 
 __all__ = ["Tuner"]
-
-#: The optimizers that have a tuner now: a second one would take the first one's steps for the optimizer's own.
-_TUNED: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-class _Replaying(threading.local):
-    """Whether a tuner runs a network now: for any tuner that watches it, such passes are no training."""
-
-    now = False
-
-
-_REPLAYING = _Replaying()
 
 
 class Tuner:
@@ -116,6 +93,8 @@ class Tuner:
     """
 
     _door = "apo.APO"  # how users call it, for messages
+    _no_recording: str  # what to say when a meta-step has no pass to run again
+    _in_closure = False  # whether the step's closure runs now
 
     def __init__(
         self,
@@ -140,14 +119,9 @@ class Tuner:
         loss: Callable[..., Tensor] | None = None,
     ) -> None:
         optimizer, model, criterion = self._in_old_form(optimizer, model, criterion, loss)
-        check_arguments(self._door, optimizer, model, criterion, scaler, cuda_graph, save_batch)
-        if (optimizer.optimizer if isinstance(optimizer, Rule) else optimizer) in _TUNED:
-            raise ValueError(
-                "optimizer already has a tuner: use that one, or call its detach() before building another"
-            )
+        check_arguments(self._door, optimizer, model, criterion, scaler, cuda_graph, on_nonfinite, save_batch)
         function = self._watchable(criterion)
         self.model = model
-        check_ownership(optimizer, model, criterion)
         self.rule = as_rule(optimizer)
         self.interval = "auto" if interval == "auto" else whole_number("interval", interval, "or 'auto'")
         share = 0.0 if fsd_batch == "same" else self.rule.other_batch_share
@@ -166,24 +140,29 @@ class Tuner:
             raise ValueError(f"total_steps={total_steps} needs a batch beside the step's own: drop fsd_batch='same'")
         self.engine = Engine(model, function, self.rule, self.objective, self.fsd_batches, scaler, cuda_graph)
         self.history = History(whole_number("history_limit", history_limit))
-        self.steps = 0
-        self.skipped_meta_updates = 0
+        self.steps = self.skipped_meta_updates = self.skipped_steps = 0
         self.begun = False
         self.save_batch = save_batch
-        self.skipped_steps, self._skipping = 0, SkippedSteps(on_nonfinite)
+        self._skips = on_nonfinite == "skip"
         self._listeners = [on_meta_step] if callable(on_meta_step) else list(on_meta_step or ())
         self._theta: dict[Tensor, Tensor] | None = None  # the weights before the step, while a meta-step is under way
         self._measuring = ExitStack()  # what the rule prepared for that step
         self._warned: set[str] = set()
         self._loaded: dict[str, Any] | None = None
+        self._due: bool | None = None  # whether the coming step is a meta-step, once somebody has asked
         self._forget()
         self._hooks = Hooks()
         self._install_hooks()
-        continue_from_earlier_steps(self)
+        checkpoints.continue_from_earlier_steps(self)
 
     def _in_old_form(self, optimizer: Any, model: Any, criterion: Any, loss: Any) -> tuple[Any, Any, Any]:
         """Accept the names of 0.1, with a warning, for one release."""
-        return optimizer, model, under_old_name(criterion, loss)
+        if loss is None:
+            return optimizer, model, criterion
+        if criterion is not None:
+            raise TypeError("criterion and loss are two names of one argument: pass criterion alone")
+        warnings.warn("loss= is called criterion= now; the old name will be removed", ApoWarning, stacklevel=4)
+        return optimizer, model, loss
 
     def _watchable(self, criterion: Any) -> Callable[..., Tensor] | None:
         """Return what the look-ahead calls."""
@@ -197,14 +176,17 @@ class Tuner:
     @property
     def device(self) -> torch.device:
         """Where the first parameter lives."""
-        return next(self._parameters()).device
+        return self._parameters()[0].device
 
-    def _parameters(self) -> Iterator[Tensor]:
-        return (p for group in self.optimizer.param_groups for p in group["params"])
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.rule.optimizer.param_groups for p in group["params"]]
 
     def is_meta_step(self, step: int | None = None) -> bool:
         """Return whether the step with this index (the next one, by default) learns the meta-parameters."""
-        step = self.steps if step is None else step
+        if step is None:
+            if self._due is None:  # decided once, so that all who ask during a step get the same answer
+                self._due = self.is_meta_step(self.steps)
+            return self._due
         interval = self.rule.interval or self.interval
         if isinstance(interval, str):
             interval = next(interval for until, interval in self.rule.auto_intervals if step < until)
@@ -218,7 +200,6 @@ class Tuner:
         """Remove every hook; the optimizer stays, as an ordinary one at the rates in force."""
         self._abandon()
         self._hooks.remove()
-        _TUNED.discard(self.optimizer)
         self.rule.detach()
         self._forget()
 
@@ -249,13 +230,14 @@ class Tuner:
         self._abandon()
         self.rule.before_step(self.objective.fade(self.steps))
         if self.is_meta_step():
-            parameters = list(self._parameters())
+            parameters = self._parameters()
             self._theta = dict(zip(parameters, copies(parameters), strict=True))
             self._measuring.enter_context(self.rule.measuring())
 
     def _abandon(self, *_: Any) -> None:
         """Undo a step that did not end: its weights were for measuring, not for use."""
-        if self._theta is not None:
+        # The forward pass of a closure does not mean that its step was abandoned.
+        if self._theta is not None and not self._in_closure:
             theta, self._theta = self._theta, None
             assign_(list(theta), list(theta.values()))
             self._measuring.close()
@@ -269,23 +251,23 @@ class Tuner:
         self._measuring.close()
         theta, self._theta = self._theta, None  # from here on the network may run again: nothing is to be undone
         record = None
-        _REPLAYING.now = True
+        REPLAYING.now = True
         try:
             recordings = find_recordings()
             if theta is not None:
                 if not recordings and any(p.grad is not None for p in theta):
-                    raise ReplayError(self._no_recording_message())
+                    raise ReplayError(self._no_recording)
                 often = self.is_meta_step(self.steps + 1)
                 record = self.engine.meta_step(self.steps, theta, recordings, not self.begun, often)
                 self.begun |= record is not None
         except BaseException as error:
             if theta is not None:
                 assign_(list(theta), list(theta.values()))  # leave the last good weights behind
-            if not self._skipping.covers(error):
+            if not (self._skips and isinstance(error, NonFiniteError)):
                 raise
             return self._skip()
         finally:
-            _REPLAYING.now = False
+            REPLAYING.now, self._due = False, None
         if recordings and self.fsd_batches.keeps_previous and self.is_meta_step(self.steps + 1):
             self.fsd_batches.keep(recordings[-1])
         self._forget()
@@ -293,12 +275,34 @@ class Tuner:
         if record is not None:
             self._publish(record)
 
+    def _takes_gradients(self) -> bool:
+        """Take all gradients away if one of them is not finite and such steps are skipped; return whether.
+
+        An optimizer cannot be stopped from within its step, but it leaves parameters without a gradient alone, and its
+        state with them. To look at the gradients waits for the device.
+        """
+        if not self._skips:
+            return False
+        moving = [p for p in self._parameters() if p.grad is not None]
+        if bool(torch.isfinite(norm([p.grad for p in moving]))):  # type: ignore[misc]
+            return False
+        for parameter in moving:
+            parameter.grad = None
+        return True
+
     def _skip(self) -> None:
         """Leave a step out: it does not count."""
         self._abandon()
         self._forget()
         self.skipped_steps += 1
-        self._skipping.warn(self.steps)
+        if "skipped" not in self._warned:
+            self._warned.add("skipped")
+            warnings.warn(
+                f"step {self.steps} was left out because its gradients, its loss or the weights after it are not "
+                "finite (skipped_steps counts such steps): look for NaN in the data, or clip the gradients",
+                ApoWarning,
+                stacklevel=2,
+            )
 
     def _publish(self, record: MetaStep) -> None:
         self.history.append(record)
@@ -320,8 +324,7 @@ class Tuner:
 
     def _wants_recording(self) -> bool:
         """Return whether this iteration's forward pass is needed: by its own meta-step, or as B' of the next one."""
-        needed = self.is_meta_step() or (self.fsd_batches.keeps_previous and self.is_meta_step(self.steps + 1))
-        return needed and not _REPLAYING.now
+        return self.is_meta_step() or (self.fsd_batches.keeps_previous and self.is_meta_step(self.steps + 1))
 
     def _replayable(self, call: Call) -> Call:
         """Note what running a call again depends on; as B' of another step a batch sees other random numbers."""
@@ -335,25 +338,16 @@ class Tuner:
         """Drop what is known of the forward passes of this iteration."""
         raise NotImplementedError
 
-    def _no_recording_message(self) -> str:
-        raise NotImplementedError
-
     def _record_batch(self, batch: Any, current: Recording) -> Recording:
         """Turn a batch of ``fsd_batch`` into a recording: ``(inputs, target)``, or the network's inputs alone."""
         batch = tree_map(lambda tensor: tensor.to(self.device, non_blocking=True), batch)
-        if self.engine.criterion is None or not (isinstance(batch, (tuple, list)) and len(batch) == 2):
-            slots = tuple(slot.for_another_batch(slot.position) for slot in current.slots)
-            return Recording((as_call(batch),), None, {}, slots, current.autocast)
-        inputs, target = batch
-        slot = current.slots[0].for_another_batch(0) if current.slots else Slot(0)
-        return Recording((as_call(inputs),), (None, target), {}, (slot,), current.autocast)
+        return current.of_another_batch(batch, may_have_target=self.engine.criterion is not None)
 
     # ------------------------------------------------------------------ checkpoints
 
     def _install_hooks(self) -> None:
         """Let the tuner's state travel inside the optimizer's, and keep measured weights out of any checkpoint."""
         optimizer, hooks = self.optimizer, self._hooks
-        _TUNED.add(optimizer)
         hooks.add(optimizer.register_state_dict_pre_hook, self._abandon)
         hooks.add(self.model.register_state_dict_pre_hook, self._abandon, weak=True)
         hooks.add(optimizer.register_state_dict_post_hook, self._after_state_dict)
@@ -366,7 +360,7 @@ class Tuner:
         It is plain data for ``torch.load(weights_only=True)``, random streams included.
         """
         optimizer = self.optimizer.state_dict()
-        drop_summary(optimizer["param_groups"])
+        checkpoints.drop_summary(optimizer["param_groups"])
         own = optimizer.pop("apo") | {"fsd_batches": self.fsd_batches.state_dict()}
         return own | {"optimizer": optimizer, "random": RandomState.capture({self.device}).state_dict()}
 
@@ -382,19 +376,19 @@ class Tuner:
             RandomState.from_state_dict(state["random"]).restore()
 
     def _after_state_dict(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
-        state["apo"] = own = own_state(self, with_batch=self.save_batch)
-        put_summary(self, own, state["param_groups"])
+        state["apo"] = own = checkpoints.own_state(self, with_batch=self.save_batch)
+        checkpoints.put_summary(self, own, state["param_groups"])
 
     def _before_load(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         self._abandon()
         self._loaded = state.pop("apo", None)
 
     def _after_load(self, optimizer: Optimizer) -> None:
-        summary = take_summary(self)
-        loaded, self._loaded = self._loaded or summary, None
+        summary = checkpoints.take_summary(self)
+        loaded, self._loaded, self._due = self._loaded or summary, None, None
         if loaded is None:
             self.rule.load_state_dict(None)
             self.begun = True  # the rate that was loaded is kept: no warm start
-            return
-        load_own_state(self, loaded)
-        self._forget()
+        else:
+            checkpoints.load_own_state(self, loaded)
+            self._forget()

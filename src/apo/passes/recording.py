@@ -232,6 +232,20 @@ class Recording:
                     f"at other weights: {EASY_WAY}, let the network return it as it is, or detach() it"
                 )
 
+    def of_another_batch(self, batch: Any, may_have_target: bool) -> Recording:
+        """Return a recording of a batch of another source that is evaluated as this one was.
+
+        Args:
+            batch: ``(inputs, target)``, or the network's inputs alone.
+            may_have_target: Whether a pair is inputs and target.
+        """
+        if not (may_have_target and isinstance(batch, (tuple, list)) and len(batch) == 2):
+            slots = tuple(slot.for_another_batch(slot.position) for slot in self.slots)
+            return Recording((as_call(batch),), None, {}, slots, self.autocast)
+        inputs, target = batch
+        slot = self.slots[0].for_another_batch(0) if self.slots else Slot(0)
+        return Recording((as_call(inputs),), (None, target), {}, (slot,), self.autocast)
+
     def as_inputs(self) -> Recording:
         """Return a copy that owns its tensors, without random state and training loss: a batch for the FSD term."""
         own = lambda tree: tree_map(lambda t: t.detach().clone().requires_grad_(t.requires_grad), tree)  # noqa: E731
