@@ -153,7 +153,7 @@ def through_wrapper(network: nn.Module, known: nn.Module) -> nn.Module:
 
 
 def leaves_gradients(model: nn.Module) -> bool:
-    """Return whether a backward pass would now leave averaged gradients in the parameters.
+    """Return whether a backward pass of several processes would now leave averaged gradients in the parameters.
 
     It would not under ``no_sync()``, nor after ``set_requires_gradient_sync(False)``, when ``fully_shard`` accumulates
     the gradients of micro-batches internally.
@@ -162,8 +162,6 @@ def leaves_gradients(model: nn.Module) -> bool:
         >>> leaves_gradients(nn.Linear(2, 2))
         True
     """
-    if not (dist.is_available() and dist.is_initialized()):
-        return True
     for module in model.modules():
         if isinstance(module, nn.parallel.DistributedDataParallel) and not module.require_backward_grad_sync:
             return False

@@ -195,7 +195,8 @@ class Attached(Tuner):
     def _before_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         self._abandon()
         if _is_training() and self._wants_recording():
-            self.engine.find_wrapper()
+            if not self._is_alone():
+                self.engine.find_wrapper()
             self._pending = self._replayable(Call(args, kwargs))
 
     def _after_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
@@ -262,7 +263,7 @@ class Attached(Tuner):
         again = observed.weight is not None and not (observed.left_gradients and self._gradients_are_clear())
         observed.weight = observed.weight + weight if again else weight  # type: ignore[operator]
         observed.passes = observed.passes + 1 if again else 1
-        observed.left_gradients = leaves_gradients(self.engine.network)
+        observed.left_gradients = self._is_alone() or leaves_gradients(self.engine.network)
         if earlier and earlier[-1].left_gradients and self._gradients_are_clear():
             # They were of a step that a GradScaler left out.
             self._observed = [other for other in self._observed if other not in earlier]

@@ -145,7 +145,7 @@ class APO(Tuner):
             scaler = self.engine.scaler
             (scaled if scaler is None else scaler.scale(scaled)).backward()
         if recording is not None:
-            self._left_gradients = leaves_gradients(self.model)
+            self._left_gradients = self._is_alone() or leaves_gradients(self.model)
             seen = own_prediction(output) if criterion is None else output
             prediction = tree_map(Tensor.detach, seen) if self.fsd_batches.is_same else None
             self._recordings.append(recording.ended(loss.detach(), prediction, weight))
