@@ -11,8 +11,7 @@ DTensors are recognised by their ``device_mesh``, because importing their class 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
@@ -116,22 +115,15 @@ class Averaged(nn.Module):
         inside = self.wrapper.module
         if inside is self.network:
             return self.wrapper(*args, **kwargs)
-        with _replaced_by(inside, self.network):
+        own = vars(inside).get("forward")  # a framework may have set one
+        inside.forward = self.network.__call__
+        try:
             return self.wrapper(*args, **kwargs)
-
-
-@contextmanager
-def _replaced_by(module: nn.Module, other: nn.Module) -> Iterator[None]:
-    """Make ``module`` call ``other`` when it is called."""
-    own = vars(module).get("forward")  # a framework may have set one
-    module.forward = other.__call__
-    try:
-        yield
-    finally:
-        if own is None:
-            del module.forward
-        else:
-            module.forward = own
+        finally:
+            if own is None:
+                del inside.forward
+            else:
+                inside.forward = own
 
 
 def through_wrapper(network: nn.Module, known: nn.Module) -> nn.Module:

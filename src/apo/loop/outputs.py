@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from apo.passes.operations import Operation, Output
-from apo.passes.recording import Call, Slot, tree_map
+from apo.passes.operations import Operation, Output, Slot, leaves, tree_map
+from apo.passes.recording import Call
 from apo.torch_internals import version_of, without_torch_function
 
 __all__ = ["Outputs"]
@@ -62,16 +62,19 @@ class Outputs:
 
     def add(self, call: Call, value: Any) -> None:
         """Follow what a call of the network returned."""
-        leaves = list(_leaves(value))
-        if not leaves:
+        found = list(_with_paths(value))
+        if not found:
             self._opaque.append((Output(call, (), self._calls), value))
-        for path, leaf in leaves:
-            self._follow(leaf, Output(call, path, self._calls, (type(value), len(leaves))))
+        for path, tensor in found:
+            self._follow(tensor, Output(call, path, self._calls, (type(value), len(found))))
         self._calls += 1
 
     def rest(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
         """Let arguments of the criterion be plain tensors while it runs."""
-        tree_map(self._let_rest, (args, dict(kwargs)))
+        for tensor in leaves((args, kwargs)):
+            if type(tensor) is _Followed:
+                _make_plain(tensor)
+                self._at_rest.append(tensor)
 
     def wake(self) -> None:
         """Follow the arguments of the criterion again."""
@@ -137,11 +140,6 @@ class Outputs:
         if type(tensor) is Tensor and tensor.grad_fn is not None:
             tensor.__class__ = _Followed
 
-    def _let_rest(self, tensor: Tensor) -> None:
-        if type(tensor) is _Followed:
-            _make_plain(tensor)
-            self._at_rest.append(tensor)
-
     def _source(self, value: Any) -> tuple[Output | Operation | None, tuple[int, ...] | None]:
         """Return what an argument of the criterion is, and the shape to which an output was reshaped."""
         if not isinstance(value, Tensor):
@@ -149,30 +147,25 @@ class Outputs:
         origin = self._origin_of(value)
         if isinstance(origin, Output) or (origin is None and self.knows(value)):
             return origin, None
-        for leaf, output in self._intact_outputs():
-            if _is_reshape(value, leaf):
+        for entry in reversed(list(self._entries.values())):  # the last outputs first
+            output, tensor = entry.origin, entry.tensor()
+            if isinstance(output, Output) and tensor is not None and _is_reshape(value, tensor):
                 return output, tuple(int(size) for size in value.shape)
         return origin, None
-
-    def _intact_outputs(self) -> Iterator[tuple[Tensor, Output]]:
-        """Yield the tensors that the network returned and nobody has changed, the last ones first."""
-        for entry in reversed(list(self._entries.values())):
-            tensor = entry.tensor()
-            if tensor is not None and isinstance(entry.origin, Output):
-                yield tensor, entry.origin
 
     def _whole(self, value: Any) -> Output | None:
         """Return the output of a call if ``value`` is all that the call returned."""
         for output, whole in reversed(self._opaque):
             if whole is value:
                 return output
-        leaves = list(_leaves(value))
-        origins = [self._origin_of(leaf) for _, leaf in leaves]
+        found = list(_with_paths(value))
+        origins = [self._origin_of(tensor) for _, tensor in found]
         first = origins[0] if origins else None
-        if not isinstance(first, Output) or first.whole != (type(value), len(leaves)):
+        if not isinstance(first, Output) or first.whole != (type(value), len(found)):
             return None
-        expected = [replace(first, path=path) for path, _ in leaves]
-        return replace(first, path=()) if all(map(_is_same, origins, expected)) else None
+        pairs = zip(origins, found, strict=True)
+        same = all(isinstance(o, Output) and o.call is first.call and o.path == path for o, (path, _) in pairs)
+        return replace(first, path=()) if same else None
 
     def _origin_of(self, tensor: Tensor) -> Output | Operation | None:
         """Return where a tensor comes from, unless that is unknown or the tensor was changed in place."""
@@ -194,8 +187,7 @@ class _Followed(Tensor):
         with without_torch_function():
             if torch.compiler.is_compiling() or not torch.is_grad_enabled():
                 return func(*args, **kwargs)
-            arguments: list[Tensor] = []
-            tree_map(arguments.append, (args, kwargs))
+            arguments = leaves((args, kwargs))
             versions = [version_of(tensor) for tensor in arguments]
             random = _random_state(arguments)
             result = func(*args, **kwargs)
@@ -248,10 +240,6 @@ def _make_plain(tensor: Tensor) -> None:
         tensor.__class__ = Tensor  # type: ignore[assignment]
 
 
-def _is_same(one: Any, other: Output) -> bool:
-    return isinstance(one, Output) and one.call is other.call and one.path == other.path
-
-
 def _is_reshape(value: Tensor, leaf: Tensor) -> bool:
     if value.requires_grad != leaf.requires_grad:
         return False  # a detached output is a constant, such as the target of a stop-gradient
@@ -259,12 +247,12 @@ def _is_reshape(value: Tensor, leaf: Tensor) -> bool:
     return same_memory and value.is_contiguous() and leaf.is_contiguous() and value.dtype == leaf.dtype
 
 
-def _leaves(output: Any, path: tuple[int | str, ...] = ()) -> Iterator[tuple[tuple[int | str, ...], Tensor]]:
+def _with_paths(output: Any, path: tuple[int | str, ...] = ()) -> Iterator[tuple[tuple[int | str, ...], Tensor]]:
     if isinstance(output, Tensor):
         yield path, output
     elif isinstance(output, Mapping):
         for key, value in output.items():
-            yield from _leaves(value, (*path, key))
+            yield from _with_paths(value, (*path, key))
     elif isinstance(output, (tuple, list)):
         for index, value in enumerate(output):
-            yield from _leaves(value, (*path, index))
+            yield from _with_paths(value, (*path, index))
