@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from apo.preconditioners import Diagonal, Kronecker
 from apo.preconditioners.product import bundled
-from apo.preconditioners.product.bundled import Bundled, Single, bundle_layers
+from apo.preconditioners.product.bundled import Bundled, bundle_layers
 from apo.preconditioners.product.layer_by_layer import LayerByLayer
 
 
@@ -41,16 +41,15 @@ def scrambled(model: nn.Module, final=Kronecker, **options):
 
 def assert_as_one_by_one(optimizer) -> None:
     """Directions, displacements, pull-backs and eigenvalues of both ways agree."""
-    together, singly = optimizer._direction, LayerByLayer(optimizer.layers, optimizer.ownership)
+    together, singly = optimizer._product, LayerByLayer(optimizer.layers, optimizer.ownership)
     assert isinstance(together, Bundled)
-    groups = optimizer.param_groups
-    found, expected = together.directions(groups), singly.directions(groups)
-    assert set(found) == set(expected) and found
-    torch.testing.assert_close([found[p] for p in expected], list(expected.values()), rtol=1e-12, atol=1e-12)
-    found, expected = together.displacements(groups), singly.displacements(groups)
-    torch.testing.assert_close([found[p] for p in expected], list(expected.values()), rtol=1e-12, atol=1e-12)
+    groups, gradients = optimizer.param_groups, optimizer._gradients()
+    for look_ahead in (False, True):
+        (found, ours), (expected, theirs) = (way.multiply(groups, gradients, look_ahead) for way in (together, singly))
+        assert set(found) == set(expected) and found
+        torch.testing.assert_close([found[p] for p in expected], list(expected.values()), rtol=1e-12, atol=1e-12)
     cotangents = {p: torch.randn_like(p) for p in expected}
-    pulled, reference = together.pull_back(cotangents), singly.pull_back(cotangents)
+    pulled, reference = together.pull_back(ours, cotangents), singly.pull_back(theirs, cotangents)
     for name, factors in pulled.items():
         for key, gradient in factors.items():
             other = reference[name][key] if name in reference else torch.zeros_like(gradient)
@@ -65,7 +64,7 @@ def test_equal_layers_together_are_as_one_by_one(options):
     model = repeated()
     optimizer = scrambled(model, weight_decay=0.1, **options)
     backward(model, batch())
-    assert len(optimizer._direction._bundles) < len(optimizer.layers) / 3
+    assert len(optimizer._product._bundles) < len(optimizer.layers) / 3
     assert_as_one_by_one(optimizer)
 
 
@@ -100,7 +99,7 @@ def test_channels_last_weights_move_like_others_and_directions_lie_as_they_do(co
         two.copy_(one.copy_(torch.randn_like(one) / len(one) ** 0.5))
     for model, optimizer in zip((plain, other), optimizers, strict=True):
         train(model, optimizer, x, steps=2)
-        for p, direction in optimizer._direction.directions(optimizer.param_groups).items():
+        for p, direction in optimizer._product.multiply(optimizer.param_groups, optimizer._gradients())[0].items():
             assert direction.stride() == p.stride()
     assert_same_weights(plain, other)
 
@@ -109,7 +108,7 @@ def test_bundles_are_no_larger_than_they_may_be(monkeypatch):
     monkeypatch.setattr(bundled, "_LARGEST", 2 * 36 * 37)
     made = bundle_layers(Kronecker(nn.Sequential(*(nn.Linear(36, 36) for _ in range(5)))).layers)
     assert [len(bundle.layers) for bundle in made] == [2, 2, 1]
-    assert isinstance(made[-1], Single)
+    assert made[-1].block is made[-1].layers[0].block
 
 
 # --- whose memory it is ---
@@ -159,7 +158,7 @@ def test_copies_compute_with_their_own_factors(duplicate):
     copied_meta.step()  # halves the factors, so that a diagonal P is a quarter of the original's
     for p, q in zip(copied._parameters(), optimizer._parameters(), strict=True):
         p.grad = q.grad.clone()
-    assert all(bundle.is_current() for bundle in copied._direction._bundles)
+    assert all(bundle.is_current() for bundle in copied._product._bundles)
     assert_as_one_by_one(copied)
     assert_as_one_by_one(optimizer)
     diagonal = next(i for i, p in enumerate(optimizer.moved()) if p is model[0][1].weight)

@@ -29,7 +29,7 @@ def pair(structure=Kronecker, **options):
         generator = torch.Generator("cuda").manual_seed(1)
         for factor in optimizer.factors():
             factor.add_(torch.randn(factor.shape, device="cuda", generator=generator), alpha=0.1)
-        optimizer._direction = kind(optimizer.layers)
+        optimizer._product = kind(optimizer.layers)
         optimizers.append(optimizer)
     return optimizers
 
@@ -73,7 +73,7 @@ def test_steps_and_meta_steps_are_the_same(conv):
             optimizer.step()
         assert_same(optimizers)
     names = {"directions", "displacements", "pull_back", "mean_eigenvalues"}
-    assert set(optimizers[0]._direction._graphs) == names
+    assert set(optimizers[0]._product._graphs) == names
 
 
 @pytest.mark.parametrize("decoupled", [False, True])
@@ -89,7 +89,7 @@ def test_statistics_and_bases_are_the_same(decoupled):
         one, other = ([layer.block.statistics["V"] for layer in optimizer.layers] for optimizer in optimizers)
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
         assert_same(optimizers)
-    assert "observe" in optimizers[0]._direction._graphs
+    assert "observe" in optimizers[0]._product._graphs
 
 
 @pytest.mark.parametrize("structure", [Kronecker, Eigenbasis])
@@ -110,12 +110,12 @@ def test_whatever_changes_between_steps_is_seen(structure):
                 optimizer.load_state_dict(state[index])
             optimizer.step()
         assert_same(optimizers)
-    assert optimizers[0]._direction._graphs
+    assert optimizers[0]._product._graphs
 
 
 def test_only_networks_on_a_gpu_are_replayed():
     model = network()
-    assert isinstance(Kronecker(model, lr=0.1)._direction, Replayed)
+    assert isinstance(Kronecker(model, lr=0.1)._product, Replayed)
     assert not pays(Kronecker(model.cpu(), lr=0.1).layers)
 
 

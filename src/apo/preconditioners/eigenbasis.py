@@ -144,7 +144,7 @@ class Eigenbasis(Preconditioner):
         Args:
             gradients: By parameter, sharded as the parameters are.
         """
-        self._direction.observe(self.param_groups, gradients)
+        self._product.observe(self.param_groups, gradients, sampled=True)
 
     def refresh(self, exact: bool = False) -> None:
         """Change to bases that fit the statistics of today.
@@ -160,5 +160,5 @@ class Eigenbasis(Preconditioner):
         if not any(group["decoupled_weight_decay"] and group["weight_decay"] for group in self.param_groups):
             return None
         initial = {p: group["initial_step"] for group in self.param_groups for p in group["params"]}
-        means = self._direction.mean_eigenvalues()
+        means = self._product.mean_eigenvalues()
         return {p: initial[p] * means[layer.name] for layer in self.layers for p in layer.params}

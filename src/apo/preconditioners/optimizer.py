@@ -16,8 +16,7 @@ from apo.distributed import is_sharded
 from apo.preconditioners.checks import check_clip, check_factors, check_group, check_warmup
 from apo.preconditioners.ownership import Ownership, sharing_group
 from apo.preconditioners.plan import Layer, Model, trainable_parameters
-from apo.preconditioners.product.bundled import Bundled
-from apo.preconditioners.product.direction import Direction
+from apo.preconditioners.product.bundled import Bundled, LookAhead
 from apo.preconditioners.product.layer_by_layer import LayerByLayer
 from apo.preconditioners.product.replayed import Replayed, pays
 from apo.preconditioners.step import move_weights
@@ -138,13 +137,14 @@ class Preconditioner(Optimizer, ABC):
         # Weights are sharded before the optimizer is built, so one look is enough for all steps.
         self._sharded = any(is_sharded(p) for p in self._planned)
         self._observes = any(layer.block.statistics for layer in layers)
-        self._lookahead: list[Tensor] | None = None
-        self._direction: Direction
+        # What pull_back() needs: the parameters of the last displacement(), and what the product kept.
+        self._look_ahead: tuple[list[Tensor], LookAhead] | None = None
+        self._product: LayerByLayer | Bundled | Replayed
         # Bundles and graphs need all factors and whole gradients in one process.
         if self._sharded or self.ownership.size > 1:
-            self._direction = LayerByLayer(self._layers, self.ownership)
+            self._product = LayerByLayer(self._layers, self.ownership)
         else:
-            self._direction = Replayed(self._layers) if pays(self._layers) else Bundled(self._layers)
+            self._product = Replayed(self._layers) if pays(self._layers) else Bundled(self._layers)
 
     # --- what a rule reads ---
 
@@ -173,10 +173,10 @@ class Preconditioner(Optimizer, ABC):
 
         g includes coupled weight decay. Scale, momentum, clip, schedule and warm-up do not apply.
         """
-        moved = self.moved()
-        displacements = self._direction.displacements(self.param_groups)
-        self._lookahead = moved  # a backward pass may change the gradients before pull_back()
-        return [displacements[p] for p in moved]
+        gradients = self._gradients()
+        displacements, kept = self._product.multiply(self.param_groups, gradients, look_ahead=True)
+        self._look_ahead = list(gradients), kept  # a backward pass may change the gradients before pull_back()
+        return [displacements[p] for p in gradients]
 
     @torch.no_grad()
     def pull_back(self, cotangents: Sequence[Tensor]) -> list[Tensor]:
@@ -189,14 +189,14 @@ class Preconditioner(Optimizer, ABC):
             RuntimeError: If :meth:`displacement` was not called since the last step.
             ValueError: If the number of cotangents is wrong.
         """
-        if self._lookahead is None:
+        if self._look_ahead is None:
             raise RuntimeError("pull_back() differentiates the last displacement(): call displacement() first")
-        moved = self._lookahead
+        moved, kept = self._look_ahead
         if len(cotangents) != len(moved):
             raise ValueError(
                 f"cotangents must have {len(moved)} entries, as displacement() does, got {len(cotangents)}"
             )
-        found = self._direction.pull_back(dict(zip(moved, cotangents, strict=True)))
+        found = self._product.pull_back(kept, dict(zip(moved, cotangents, strict=True)))
         return [
             found[layer.name][key] if layer.name in found else torch.zeros_like(factor)
             for layer in self._own_layers
@@ -223,13 +223,13 @@ class Preconditioner(Optimizer, ABC):
     @torch.no_grad()
     def take_step(self) -> None:
         """Move the weights once, with the warm-up's optimizer as long as it lasts, and count the step."""
-        self._forget()  # first, to free the memory of the look-ahead
+        self._look_ahead = None  # first, to free its memory
         warmup, groups = self.warmup if self.warming_up else None, self.param_groups
+        gradients = self._gradients() if warmup is None or self._observes else {}
         if warmup is None:
-            self.moved()  # raises an error for parameters without a block
-            directions, mean_steps = self._direction.directions(groups), self._mean_steps()
+            directions, mean_steps = self._product.multiply(groups, gradients)[0], self._mean_steps()
         if self._observes:
-            self._direction.observe(groups)
+            self._product.observe(groups, gradients)
         if warmup is None:
             how: dict[str, Any] = {"averaged": self._averages_momentum, "mean_steps": mean_steps}
             move_weights(groups, directions, self.state, self.clip, sharded=self._sharded, **how)
@@ -332,7 +332,7 @@ class Preconditioner(Optimizer, ABC):
 
         If the blocks are distributed, all processes have to call this.
         """
-        return self._direction.mean_eigenvalues()
+        return self._product.mean_eigenvalues()
 
     def state_dict(self) -> dict[str, Any]:
         """Return a torch optimizer's state, and factors and statistics by layer; tensors share the optimizer's memory.
@@ -378,7 +378,7 @@ class Preconditioner(Optimizer, ABC):
                 tensor.copy_(own["factors"][layer.name][key])
         self._steps = own["steps"]
         self._handed_over = own["handed_over"]
-        self._forget()
+        self._look_ahead = None
         if self.warmup is not None:
             self.warmup.load_state_dict(own["warmup"])
 
@@ -394,6 +394,6 @@ class Preconditioner(Optimizer, ABC):
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
 
-    def _forget(self) -> None:
-        self._lookahead = None
-        self._direction.forget()
+    def _gradients(self) -> dict[Tensor, Tensor]:
+        """Return the gradient of every parameter that has one, dense."""
+        return {p: p.grad.to_dense() if p.grad.is_sparse else p.grad for p in self.moved()}  # type: ignore[union-attr]

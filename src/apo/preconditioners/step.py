@@ -1,4 +1,4 @@
-"""The size of a step: learning rates on both sides of P, then momentum, clipping and decoupled weight decay."""
+"""From P g to a step: momentum, clipping, scale and schedule, and decoupled weight decay."""
 
 from __future__ import annotations
 
@@ -9,30 +9,10 @@ import torch
 from torch import Tensor
 
 from apo.distributed import is_sharded, whole
-from apo.preconditioners.plan import Layer
+from apo.preconditioners.product.bundled import Groups
 from apo.torch_internals import foreach_add_, foreach_mul, foreach_mul_, foreach_norm
 
-__all__ = ["Groups", "Rates", "initial_steps", "move_weights"]
-
-Groups = Sequence[Mapping[str, Any]]
-Rates = dict[Tensor, float]
-
-
-def initial_steps(layers: Sequence[Layer], groups: Groups) -> tuple[Rates, Rates]:
-    r"""Return the factors on the gradient (ones are left out) and on the product, by parameter.
-
-    Parameters of one layer may be in groups with different step sizes. P is then :math:`D^{1/2} \hat P D^{1/2}`, which
-    stays symmetric. With one step size for the whole layer, only the product is multiplied.
-    """
-    after = {p: float(group["initial_step"]) for group in groups for p in group["params"]}
-    before: Rates = {}
-    if len(set(after.values())) > 1:
-        for layer in layers:
-            if len({after[p] for p in layer.params}) > 1:
-                roots = {p: after[p] ** 0.5 for p in layer.params}
-                before |= roots
-                after |= roots
-    return before, after
+__all__ = ["move_weights"]
 
 
 def move_weights(

@@ -3,7 +3,7 @@
 A network has many layers of few shapes. The products for one layer are small for an accelerator, so launches take most
 of the time. Blocks of one shape are therefore *stacked*: their factors become slices of one tensor ``[layers, n, n]``,
 their gradients are stacked too, and one batched product computes all of them. Diagonal blocks act elementwise, so they
-are concatenated to one long vector whatever their shapes.
+are *chained*: concatenated to one long vector whatever their shapes.
 
 The factors of each layer's block stay the same tensor objects; only their memory moves, into the joint tensor. A
 meta-optimizer that holds a factor still reads and writes the right numbers.
@@ -11,23 +11,24 @@ meta-optimizer that holds a factor still reads and writes the right numbers.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from math import prod
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from apo.preconditioners.block import Block
 from apo.preconditioners.plan import Layer
-from apo.preconditioners.product.direction import Direction
-from apo.preconditioners.product.layout import laid_out_like, stacked
 from apo.preconditioners.simple_blocks import DiagonalBlock
-from apo.preconditioners.step import Groups, Rates, initial_steps
+from apo.preconditioners.views import ConcatenatedView
 from apo.torch_internals import foreach_add, foreach_div, foreach_mul, foreach_norm
 
-__all__ = ["Bundle", "Bundled", "Chain", "LookAhead", "Single", "Stack", "bundle_layers", "decayed", "raw_gradients"]
+__all__ = ["Bundle", "Bundled", "Groups", "LookAhead", "Rates", "bundle_layers", "initial_steps"]
+
+Groups = Sequence[Mapping[str, Any]]
+Rates = dict[Tensor, float]
 
 # The most elements in the gradients of a bundle. Larger products are efficient on their own, and joining more layers
 # would only cost memory for intermediate results.
@@ -35,74 +36,48 @@ _LARGEST = 2**24
 
 
 class LookAhead(NamedTuple):
-    """What a pull-back needs: the joint gradient of each bundle, and the rates on the products."""
+    """What a pull-back needs: the gradients that were multiplied, by bundle or layer, and the rates on the products."""
 
-    gradients: list[tuple[Bundle, Tensor]]
+    gradients: dict[Any, Tensor]
     rates: Rates
 
 
 @final
-class Bundled(Direction):
-    """Multiplies the gradients of each bundle by its joint block, on one process.
+class Bundled:
+    """P g and its pull-back, with the gradients of each bundle multiplied by its joint block.
+
+    :class:`LayerByLayer` and :class:`Replayed` have the same methods with the same results; the optimizer chooses the
+    fastest that applies.
 
     Args:
-        layers: The plan. The factors of its blocks move in memory.
+        layers: The plan, on one process. The factors of its blocks move in memory.
 
     Example:
         >>> from apo.preconditioners import plan_layers
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
-        >>> for p in model.parameters():
-        ...     p.grad = torch.ones_like(p)
+        >>> gradients = {p: torch.ones_like(p) for p in model.parameters()}
         >>> group = {"params": list(model.parameters()), "initial_step": 0.1, "weight_decay": 0.0}
-        >>> Bundled(plan_layers(model)).directions([group])[model[1].bias]
+        >>> Bundled(plan_layers(model)).multiply([group], gradients)[0][model[1].bias]
         tensor([0.1000, 0.1000])
     """
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self._layers = layers
         self._bundles = bundle_layers(layers)
-        self.forget()
 
-    def directions(self, groups: Groups) -> dict[Tensor, Tensor]:
-        """Return P g; each tensor has the strides of its parameter."""
-        return self.multiplied(groups, raw_gradients(groups))[0]
-
-    def displacements(self, groups: Groups) -> dict[Tensor, Tensor]:
-        """Return -P g; each tensor has the strides of its parameter."""
-        displacements, self._look_ahead = self.multiplied(groups, raw_gradients(groups), look_ahead=True)
-        return displacements
-
-    def pull_back(self, cotangents: Mapping[Tensor, Tensor]) -> dict[str, dict[str, Tensor]]:
-        """Pull back bundle by bundle."""
-        return self.pulled_back(self._look_ahead, cotangents)
-
-    def observe(self, groups: Groups, sampled: Mapping[Tensor, Tensor] | None = None) -> None:
-        """Update the joint blocks."""
-        if sampled is None:
-            self.observed(groups, decayed(groups, raw_gradients(groups)))
-        else:
-            self.observed(groups, sampled, True)
-
-    def mean_eigenvalues(self) -> dict[str, Tensor]:
-        """Return the mean eigenvalues, in the order of the plan."""
-        found = {}
-        for bundle in self._current_bundles():
-            found |= zip([layer.name for layer in bundle.layers], bundle.mean_eigenvalues().unbind(), strict=True)
-        return {layer.name: found[layer.name] for layer in self._layers}
-
-    def forget(self) -> None:
-        """Drop the gradients."""
-        self._look_ahead = LookAhead([], {})
-
-    # --- the same as functions of given tensors, for a CUDA graph to record ---
-
-    def multiplied(
-        self, groups: Groups, raw: Mapping[Tensor, Tensor], look_ahead: bool = False
+    def multiply(
+        self, groups: Groups, gradients: Mapping[Tensor, Tensor], look_ahead: bool = False
     ) -> tuple[dict[Tensor, Tensor], LookAhead]:
-        """Return P g for gradients without weight decay; to look ahead, -P g and what :meth:`pulled_back` needs."""
-        before, rates = initial_steps(self._layers, groups)
-        gradients = _scaled(decayed(groups, raw), before)
-        kept: list[tuple[Bundle, Tensor]] = []
+        """Return P g, or -P g to look ahead, and what :meth:`pull_back` then needs.
+
+        Args:
+            groups: The optimizer's param groups.
+            gradients: The dense gradient of every parameter that has one, to which coupled weight decay is added here.
+            look_ahead: Whether a pull-back will follow.
+        """
+        before, rates = initial_steps(self._layers, groups, look_ahead)
+        gradients = _scaled(_decayed(groups, gradients), before)
+        kept: dict[Any, Tensor] = {}
         found: dict[Tensor, Tensor] = {}
         for bundle in self._current_bundles():
             joint = bundle.gather(gradients)
@@ -110,27 +85,21 @@ class Bundled(Direction):
                 continue
             if look_ahead:
                 # The gathered tensor of a single layer may share memory with .grad, which the next backward overwrites.
-                joint = joint.clone() if isinstance(bundle, Single) else joint
-                kept.append((bundle, joint))
+                kept[bundle] = joint = joint.clone() if len(bundle.layers) == 1 else joint
             found |= zip(bundle.params, bundle.scatter(bundle.block.apply(joint)), strict=True)
-        if look_ahead:
-            rates = {p: -rate for p, rate in rates.items()}
         # Only parameters with a gradient move, but a bundle's product has values for the others too.
         return _scaled({p: found[p] for p in gradients}, rates), LookAhead(kept, rates)
 
-    def observed(self, groups: Groups, gradients: Mapping[Tensor, Tensor], sampled: bool = False) -> None:
-        """Take gradients, with weight decay unless they are at sampled targets, into the statistics."""
-        gradients = _scaled(gradients, initial_steps(self._layers, groups)[0])
-        for bundle in self._current_bundles():
-            joint = bundle.gather(gradients)
-            if joint is not None:
-                bundle.block.observe(joint, sampled)
+    def pull_back(self, look_ahead: LookAhead, cotangents: Mapping[Tensor, Tensor]) -> dict[str, dict[str, Tensor]]:
+        r"""Return the gradient of :math:`\sum_i \langle h_i, \Delta_i \rangle`, by layer and factor.
 
-    def pulled_back(self, look_ahead: LookAhead, cotangents: Mapping[Tensor, Tensor]) -> dict[str, dict[str, Tensor]]:
-        """Return the gradients of the factors."""
+        Args:
+            look_ahead: What :meth:`multiply` returned beside the displacements :math:`\Delta_i`.
+            cotangents: :math:`h_i` for each of them. Layers without gradients may be left out of the result.
+        """
         scaled = _scaled(cotangents, look_ahead.rates)
         found: dict[str, dict[str, Tensor]] = {}
-        for bundle, gradient in look_ahead.gradients:
+        for bundle, gradient in look_ahead.gradients.items():
             joint = bundle.gather(scaled)
             assert joint is not None
             found |= {layer.name: {} for layer in bundle.layers}
@@ -139,29 +108,55 @@ class Bundled(Direction):
                     found[layer.name][key] = part
         return found
 
+    def observe(self, groups: Groups, gradients: Mapping[Tensor, Tensor], sampled: bool = False) -> None:
+        """Take gradients into the statistics of the blocks; those at sampled targets without coupled weight decay."""
+        gradients = gradients if sampled else _decayed(groups, gradients)
+        gradients = _scaled(gradients, initial_steps(self._layers, groups)[0])
+        for bundle in self._current_bundles():
+            joint = bundle.gather(gradients)
+            if joint is not None:
+                bundle.block.observe(joint, sampled)
+
+    def mean_eigenvalues(self) -> dict[str, Tensor]:
+        """Return the mean eigenvalue of each layer's block, as 0-dimensional tensors in the order of the plan."""
+        found = {}
+        for bundle in self._current_bundles():
+            found |= zip([layer.name for layer in bundle.layers], bundle.mean_eigenvalues().unbind(), strict=True)
+        return {layer.name: found[layer.name] for layer in self._layers}
+
     def _current_bundles(self) -> list[Bundle]:
         """Return the bundles; if the user has replaced a factor, the layers of its bundle separately."""
         current: list[Bundle] = []
         for bundle in self._bundles:
-            current += [bundle] if bundle.is_current() else [Single(layer) for layer in bundle.layers]
+            current += [bundle] if bundle.is_current() else [Bundle([layer]) for layer in bundle.layers]
         return current
 
 
-def raw_gradients(groups: Groups) -> dict[Tensor, Tensor]:
-    """Return the gradient of every parameter that has one, dense."""
-    with_gradients = [p for group in groups for p in group["params"] if p.grad is not None]
-    return {p: p.grad.to_dense() if p.grad.is_sparse else p.grad for p in with_gradients}  # type: ignore[union-attr]
+def initial_steps(layers: Sequence[Layer], groups: Groups, look_ahead: bool = False) -> tuple[Rates, Rates]:
+    r"""Return the factors on the gradient (ones are left out) and on the product, by parameter.
+
+    Parameters of one layer may be in groups with different step sizes. P is then :math:`D^{1/2} \hat P D^{1/2}`, which
+    stays symmetric. With one step size for the whole layer, only the product is multiplied; to look ahead, by minus it.
+    """
+    after = {p: float(group["initial_step"]) for group in groups for p in group["params"]}
+    before: Rates = {}
+    if len(set(after.values())) > 1:
+        for layer in layers:
+            if len({after[p] for p in layer.params}) > 1:
+                roots = {p: after[p] ** 0.5 for p in layer.params}
+                before |= roots
+                after |= roots
+    return before, {p: -rate for p, rate in after.items()} if look_ahead else after
 
 
-def decayed(groups: Groups, raw: Mapping[Tensor, Tensor]) -> dict[Tensor, Tensor]:
+def _decayed(groups: Groups, gradients: Mapping[Tensor, Tensor]) -> dict[Tensor, Tensor]:
     """Add coupled weight decay to gradients."""
-    found = dict(raw)
+    found = dict(gradients)
     for group in groups:
-        params = [p for p in group["params"] if p in raw]
+        params = [p for p in group["params"] if p in gradients]
         if params and group["weight_decay"] and not group["decoupled_weight_decay"]:
-            gradients = [laid_out_like(raw[p], p) for p in params]  # see layout.py
-            gradients = foreach_add(gradients, params, alpha=group["weight_decay"])
-            found |= zip(params, gradients, strict=True)
+            alike = [laid_out_like(gradients[p], p) for p in params]
+            found |= zip(params, foreach_add(alike, params, alpha=group["weight_decay"]), strict=True)
     return found
 
 
@@ -174,35 +169,46 @@ def _scaled(tensors: Mapping[Tensor, Tensor], rates: Rates) -> dict[Tensor, Tens
     return {**tensors, **dict(zip(chosen, scaled, strict=True))}
 
 
-class Bundle(ABC):
-    """Layers, and one block that acts on the gradients of all of them.
+@final
+class Bundle:
+    """A layer and its block; or similar layers, and one block that acts on the gradients of all of them.
 
     Args:
-        layers: The layers.
-        block: The joint block. The factors of the layers' own blocks move into its memory.
+        layers: The layers. Those of more than one have diagonal blocks, which are chained, or stackable ones of one
+            shape and equal views, which are stacked. The factors of their blocks move into the memory of the joint one.
 
     Attributes:
+        block: The joint block.
         params: The parameters of the layers, in the order of :meth:`scatter`.
 
     Example:
         >>> from apo.preconditioners import plan_layers
         >>> model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3), torch.nn.LayerNorm(3))
-        >>> [(type(bundle).__name__, bundle.block.shape) for bundle in bundle_layers(plan_layers(model))]
-        [('Stack', (2, 3, 4)), ('Chain', (6,))]
+        >>> [(len(bundle.layers), bundle.block.shape) for bundle in bundle_layers(plan_layers(model))]
+        [(2, (2, 3, 4)), (2, (6,))]
     """
 
-    def __init__(self, layers: Sequence[Layer], block: Block) -> None:
+    def __init__(self, layers: Sequence[Layer]) -> None:
         self.layers = list(layers)
-        self.block = block
         self.params = [p for position in zip(*(layer.params for layer in layers), strict=True) for p in position]
+        blocks = [layer.block for layer in layers]
+        self._chained = self._stacked = False
+        self.block, self._view = blocks[0], layers[0].view
+        if len(blocks) > 1 and isinstance(blocks[0], DiagonalBlock):
+            self._chained = True
+            self.block = DiagonalBlock.concatenated(blocks)
+            self._view = ConcatenatedView([p.shape for p in self.params])
+        elif len(blocks) > 1:
+            self._stacked = True
+            self.block = Block.stacked(blocks)
         self._memory: list[tuple[Block, dict[str, int]]] = []
-        if len(self.layers) > 1:
-            parts = {key: self.split(joint) for key, joint in block.tensors.items()}
-            for index, layer in enumerate(self.layers):
+        if len(blocks) > 1:
+            parts = {key: self.split(joint) for key, joint in self.block.tensors.items()}
+            for index, block in enumerate(blocks):
                 memory = {key: slices[index] for key, slices in parts.items()}
                 # Addresses are enough to notice a replaced factor, since the joint block keeps its memory alive.
-                layer.block.move_factors(memory)
-                self._memory.append((layer.block, {key: part.data_ptr() for key, part in memory.items()}))
+                block.move_factors(memory)
+                self._memory.append((block, {key: part.data_ptr() for key, part in memory.items()}))
 
     def is_current(self) -> bool:
         """Return whether the layers' factors are still slices of the joint ones: the user may have replaced them."""
@@ -218,104 +224,36 @@ class Bundle(ABC):
 
         The result may share memory with its sources.
         """
-        present = [tensors[p] for p in self.params if p in tensors]
-        if not present:
+        present = [p in tensors for p in self.params]
+        if not any(present):
             return None
-        if len(present) < len(self.params):
-            present = [tensors[p] if p in tensors else torch.zeros_like(p) for p in self.params]
-        return self._gather(present)
+        found = [tensors[p] if there else torch.zeros_like(p) for p, there in zip(self.params, present, strict=True)]
+        if self._stacked:
+            count = len(self.layers)
+            found = [stacked(found[start : start + count]) for start in range(0, len(found), count)]
+        return self._view.gather(found)
 
-    @abstractmethod
     def scatter(self, joint: Tensor) -> list[Tensor]:
         """Split a joint tensor: one tensor for each of ``self.params``, with its strides."""
+        patterns = self.params[:: len(self.layers)] if self._stacked else self.params
+        parts = [laid_out_like(part, p) for part, p in zip(self._view.scatter(joint), patterns, strict=True)]
+        return [piece for part in parts for piece in part.unbind()] if self._stacked else parts
 
-    @abstractmethod
     def split(self, joint: Tensor) -> Sequence[Tensor]:
         """Split a tensor shaped like a factor of the joint block: one tensor for each layer."""
+        if self._stacked:
+            return joint.unbind()
+        if not self._chained:
+            return [joint]
+        shapes = [layer.block.shape for layer in self.layers]
+        return [part.view(shape) for part, shape in zip(joint.split([*map(prod, shapes)]), shapes, strict=True)]
 
-    @abstractmethod
     def mean_eigenvalues(self) -> Tensor:
         """Return the mean eigenvalue of the block of each layer, ``[layers]``."""
-
-    @abstractmethod
-    def _gather(self, tensors: list[Tensor]) -> Tensor: ...
-
-
-@final
-class Single(Bundle):
-    """A single layer, whose own block is the joint one."""
-
-    def __init__(self, layer: Layer) -> None:
-        super().__init__([layer], layer.block)
-
-    def scatter(self, joint: Tensor) -> list[Tensor]:
-        """Scatter the layer's view."""
-        (layer,) = self.layers
-        return [laid_out_like(part, p) for part, p in zip(layer.view.scatter(joint), layer.params, strict=True)]
-
-    def split(self, joint: Tensor) -> Sequence[Tensor]:
-        """Return the only part."""
-        return [joint]
-
-    def mean_eigenvalues(self) -> Tensor:
-        """Return the block's mean eigenvalue, ``[1]``."""
-        return self.block.summary()["mean_eigenvalue"].reshape(1)
-
-    def _gather(self, tensors: list[Tensor]) -> Tensor:
-        return self.layers[0].view.gather(tensors)
-
-
-@final
-class Stack(Bundle):
-    """Layers with equal views and stackable blocks of one shape, along a new first dimension."""
-
-    def __init__(self, layers: Sequence[Layer]) -> None:
-        super().__init__(layers, Block.stacked([layer.block for layer in layers]))
-
-    def scatter(self, joint: Tensor) -> list[Tensor]:
-        """Scatter the view of all layers at once."""
-        parts = zip(self.layers[0].view.scatter(joint), self.layers[0].params, strict=True)
-        return [piece for part, p in parts for piece in laid_out_like(part, p).unbind()]
-
-    def split(self, joint: Tensor) -> Sequence[Tensor]:
-        """Return the slices."""
-        return joint.unbind()
-
-    def mean_eigenvalues(self) -> Tensor:
-        """Return the blocks' mean eigenvalues, one for each slice."""
-        return self.block.summary()["mean_eigenvalue"]
-
-    def _gather(self, tensors: list[Tensor]) -> Tensor:
-        count = len(self.layers)
-        positions = [stacked(tensors[start : start + count]) for start in range(0, len(tensors), count)]
-        return self.layers[0].view.gather(positions)
-
-
-@final
-class Chain(Bundle):
-    """Layers of one parameter with diagonal blocks, concatenated to a vector."""
-
-    def __init__(self, layers: Sequence[Layer]) -> None:
-        self._shapes = [layer.block.shape for layer in layers]
-        self._sizes = [prod(shape) for shape in self._shapes]
-        super().__init__(layers, DiagonalBlock.concatenated([layer.block for layer in layers]))
-
-    def scatter(self, joint: Tensor) -> list[Tensor]:
-        """Split the vector."""
-        return [laid_out_like(piece, p) for piece, p in zip(self.split(joint), self.params, strict=True)]
-
-    def split(self, joint: Tensor) -> Sequence[Tensor]:
-        """Split the vector."""
-        pieces = zip(joint.split(self._sizes), self._shapes, strict=True)
-        return [piece if len(shape) == 1 else piece.view(shape) for piece, shape in pieces]
-
-    def mean_eigenvalues(self) -> Tensor:
-        """Return the mean of s squared over each piece."""
-        norms = foreach_norm(list(self.block.factors["s"].split(self._sizes)))
-        return torch.stack(foreach_div(norms, [size**0.5 for size in self._sizes])).square()
-
-    def _gather(self, tensors: list[Tensor]) -> Tensor:
-        return torch.cat([tensor.reshape(-1) for tensor in tensors])
+        if not self._chained:
+            return self.block.summary()["mean_eigenvalue"].reshape(-1)
+        parts = self.split(self.block.factors["s"])
+        return torch.stack(foreach_div(foreach_norm(parts), [part.numel() ** 0.5 for part in parts])).square()
 
 
 def bundle_layers(layers: Iterable[Layer]) -> list[Bundle]:
@@ -337,8 +275,7 @@ def bundle_layers(layers: Iterable[Layer]) -> list[Bundle]:
                 chunks.append([])
                 size = prod(layer.block.shape)
             chunks[-1].append(layer)
-        joint = Chain if isinstance(members[0].block, DiagonalBlock) else Stack
-        bundles += [joint(chunk) if len(chunk) > 1 else Single(chunk[0]) for chunk in chunks]
+        bundles += [Bundle(chunk) for chunk in chunks]
     return bundles
 
 
@@ -354,3 +291,60 @@ def _kind(layer: Layer) -> tuple:
     if block.stackable:
         return (*place, block.shape, tuple(block.tensors), layer.view.key, *(p.dtype for p in layer.params))
     return (layer.name,)
+
+
+# --- strides: how the numbers of a tensor are laid out in memory ---
+#
+# torch's foreach operations take one launch for a whole list of tensors, but only if paired tensors have the same
+# strides; a single pair with different strides costs one launch per tensor. Directions therefore get the strides of
+# their parameters.
+
+
+def stacked(tensors: Sequence[Tensor]) -> Tensor:
+    """Stack tensors of one shape like ``torch.stack``, but in one launch for any order of dimensions.
+
+    Example:
+        >>> image = torch.zeros(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+        >>> stacked([image, image]).shape
+        torch.Size([2, 2, 3, 4, 4])
+    """
+    order = _memory_order(tensors[0].shape, tensors[0].stride())
+    if order is None or order == tuple(range(len(order))):
+        return torch.stack(list(tensors))
+    together = torch.stack([tensor.permute(order) for tensor in tensors])
+    return together.permute(0, *[1 + order.index(dim) for dim in range(len(order))])
+
+
+def laid_out_like(tensor: Tensor, pattern: Tensor) -> Tensor:
+    """Return a tensor whose last dimensions have the strides of ``pattern``; a copy only if needed.
+
+    Args:
+        tensor: Of the shape of ``pattern``, or with additional leading dimensions.
+        pattern: The tensor with the strides to copy. If it has gaps or overlaps, the result is contiguous.
+
+    Example:
+        >>> image = torch.zeros(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+        >>> laid_out_like(torch.zeros(5, 2, 3, 4, 4), image)[0].stride() == image.stride()
+        True
+    """
+    lead, stride = tensor.ndim - pattern.ndim, pattern.stride()
+    if tensor.stride()[lead:] == stride:
+        return tensor
+    order = _memory_order(pattern.shape, stride)
+    if order is None:
+        return tensor.contiguous()
+    inner = tensor.permute(*range(lead), *[lead + dim for dim in order]).contiguous()
+    return inner.as_strided(tensor.shape, (*inner.stride()[:lead], *stride), inner.storage_offset())
+
+
+@lru_cache(maxsize=4096)
+def _memory_order(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the dimensions from the largest stride to the smallest; None if memory has gaps or overlaps."""
+    # A dimension of length one may have any stride; sorted last, it does no harm.
+    order = sorted(range(len(shape)), key=lambda dim: -stride[dim] if shape[dim] > 1 else 0)
+    expected = 1
+    for dim in reversed(order):
+        if shape[dim] > 1 and stride[dim] != expected:
+            return None
+        expected *= shape[dim]
+    return tuple(order)

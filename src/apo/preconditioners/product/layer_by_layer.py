@@ -12,15 +12,16 @@ from torch import Tensor
 from apo.distributed import shard_like, whole
 from apo.preconditioners.ownership import Ownership
 from apo.preconditioners.plan import Layer
-from apo.preconditioners.product.direction import Direction
-from apo.preconditioners.step import Groups, Rates, initial_steps
+from apo.preconditioners.product.bundled import Groups, LookAhead, Rates, initial_steps
 
 __all__ = ["LayerByLayer"]
 
 
 @final
-class LayerByLayer(Direction):
+class LayerByLayer:
     """Multiplies the gradient of each layer by its block; with several processes, on the block's owner.
+
+    The methods are those of :class:`Bundled`. All processes have to call them, to assemble the shards of tensors.
 
     Args:
         layers: The plan.
@@ -29,46 +30,67 @@ class LayerByLayer(Direction):
     Example:
         >>> from apo.preconditioners import plan_layers
         >>> model = torch.nn.Linear(2, 1, bias=False)
-        >>> model.weight.grad = torch.ones(1, 2)
         >>> layers = plan_layers(model)
-        >>> direction = LayerByLayer(layers, Ownership(layers, None))
+        >>> product = LayerByLayer(layers, Ownership(layers, None))
         >>> group = {"params": [model.weight], "initial_step": 0.1, "weight_decay": 0.0}
-        >>> direction.directions([group])[model.weight]
+        >>> product.multiply([group], {model.weight: torch.ones(1, 2)})[0][model.weight]
         tensor([[0.1000, 0.1000]])
     """
 
     def __init__(self, layers: Sequence[Layer], ownership: Ownership) -> None:
         self._layers = layers
         self._ownership = ownership
-        self.forget()
 
-    def directions(self, groups: Groups) -> dict[Tensor, Tensor]:
-        """Return P g, sharded as the parameters are."""
-        return self._multiplied(groups, look_ahead=False)
+    def multiply(
+        self, groups: Groups, gradients: Mapping[Tensor, Tensor], look_ahead: bool = False
+    ) -> tuple[dict[Tensor, Tensor], LookAhead]:
+        """Return P g, or -P g to look ahead, sharded as the parameters are."""
+        before, rates = initial_steps(self._layers, groups, look_ahead)
+        kept: dict[Any, Tensor] = {}
+        found: dict[Tensor, Tensor] = {}
+        under_way: deque[tuple[Layer, Tensor, Any]] = deque()
 
-    def displacements(self, groups: Groups) -> dict[Tensor, Tensor]:
-        """Return -P g, sharded as the parameters are."""
-        return self._multiplied(groups, look_ahead=True)
+        def finish_first() -> None:
+            layer, product, work = under_way.popleft()
+            if work is not None:
+                work.wait()
+            parts = zip(layer.params, layer.view.scatter(product), strict=True)
+            found.update({p: shard_like(rates[p] * part, p) for p, part in parts if p in gradients})
 
-    def pull_back(self, cotangents: Mapping[Tensor, Tensor]) -> dict[str, dict[str, Tensor]]:
+        for layer, gradient in self._gathered(groups, gradients, before):
+            if look_ahead:
+                # A gathered gradient may share memory with .grad, which the next backward pass overwrites.
+                gradient = gradient.clone()
+                if self._ownership.is_mine(layer):
+                    kept[layer.name] = gradient
+            under_way.append((layer, *self._ownership.start(layer, gradient)))
+            # Owners of different blocks compute at the same time, while earlier results are being sent.
+            if len(under_way) == self._ownership.at_once:
+                finish_first()
+        while under_way:
+            finish_first()
+        return found, LookAhead(kept, rates)
+
+    def pull_back(self, look_ahead: LookAhead, cotangents: Mapping[Tensor, Tensor]) -> dict[str, dict[str, Tensor]]:
         """Pull back the blocks that this process keeps."""
         found = {}
         for layer in self._layers:
-            # A parameter without gradient does not move, so its cotangent is zero. All processes have to assemble the
-            # shards of a cotangent, although only the owner needs it.
-            parts = [self._rates[p] * whole(cotangents[p]) if p in cotangents else None for p in layer.params]
-            if layer.name in self._gradients:
-                found[layer.name] = layer.block.pull_back(self._gradients[layer.name], layer.view.gather(parts))
+            # A parameter without gradient does not move, so its cotangent is zero.
+            parts = [look_ahead.rates[p] * whole(cotangents[p]) if p in cotangents else None for p in layer.params]
+            if layer.name in look_ahead.gradients:
+                gradient = look_ahead.gradients[layer.name]
+                found[layer.name] = layer.block.pull_back(gradient, layer.view.gather(parts))
         return found
 
-    def observe(self, groups: Groups, sampled: Mapping[Tensor, Tensor] | None = None) -> None:
-        """Update the blocks that this process keeps; all processes have to assemble the shards of a gradient."""
-        for layer, gradient in self._gathered(groups, initial_steps(self._layers, groups)[0], sampled):
+    def observe(self, groups: Groups, gradients: Mapping[Tensor, Tensor], sampled: bool = False) -> None:
+        """Update the blocks that this process keeps."""
+        before = initial_steps(self._layers, groups)[0]
+        for layer, gradient in self._gathered(groups, gradients, before, decayed=not sampled):
             if self._ownership.is_mine(layer):
-                layer.block.observe(gradient, sampled is not None)
+                layer.block.observe(gradient, sampled)
 
     def mean_eigenvalues(self) -> dict[str, Tensor]:
-        """Return the mean eigenvalues; if the blocks are distributed, all processes have to call this."""
+        """Return the mean eigenvalues of all blocks."""
         if self._ownership.size == 1:
             return {layer.name: layer.block.summary()["mean_eigenvalue"] for layer in self._layers}
         values = torch.zeros(len(self._layers), device=self._layers[0].params[0].device)
@@ -77,59 +99,19 @@ class LayerByLayer(Direction):
                 values[index] = layer.block.summary()["mean_eigenvalue"]
         return dict(zip((layer.name for layer in self._layers), self._ownership.share(values), strict=True))
 
-    def forget(self) -> None:
-        """Drop the gradients."""
-        self._gradients: dict[str, Tensor] = {}  # of the last displacements, for blocks that this process keeps
-        self._rates: Rates = {}
-
-    def _multiplied(self, groups: Groups, look_ahead: bool) -> dict[Tensor, Tensor]:
-        """Return P g; to look ahead, -P g, and remember what :meth:`pull_back` needs."""
-        before, rates = initial_steps(self._layers, groups)
-        if look_ahead:
-            self.forget()
-            self._rates = rates = {p: -rate for p, rate in rates.items()}
-        found: dict[Tensor, Tensor] = {}
-        under_way: deque[tuple[Layer, Tensor, Any]] = deque()
-        for layer, gradient in self._gathered(groups, before):
-            if look_ahead:
-                # A gathered gradient may share memory with .grad, which the next backward pass overwrites.
-                gradient = gradient.clone()
-                if self._ownership.is_mine(layer):
-                    self._gradients[layer.name] = gradient
-            under_way.append((layer, *self._ownership.start(layer, gradient)))
-            # Owners of different blocks compute at the same time, while earlier results are being sent.
-            if len(under_way) == self._ownership.at_once:
-                found |= _finished(*under_way.popleft(), rates)
-        while under_way:
-            found |= _finished(*under_way.popleft(), rates)
-        return found
-
     def _gathered(
-        self, groups: Groups, before: Rates, sampled: Mapping[Tensor, Tensor] | None = None
+        self, groups: Groups, gradients: Mapping[Tensor, Tensor], before: Rates, decayed: bool = True
     ) -> Iterator[tuple[Layer, Tensor]]:
         """Return the gradient of each layer that has one; it may share memory with ``.grad``."""
         group_of = {p: group for group in groups for p in group["params"]}
         for layer in self._layers:
-            if sampled is None:
-                gradients = [_gradient(p, group_of[p], before.get(p, 1.0)) for p in layer.params]
-            else:
-                gradients = [before.get(p, 1.0) * whole(sampled[p]) if p in sampled else None for p in layer.params]
-            if any(gradient is not None for gradient in gradients):
-                yield layer, layer.view.gather(gradients)
-
-
-def _finished(layer: Layer, product: Tensor, work: Any, rates: Rates) -> dict[Tensor, Tensor]:
-    """Wait for the product of one layer and return its part for each parameter."""
-    if work is not None:
-        work.wait()
-    parts = zip(layer.params, layer.view.scatter(product), strict=True)
-    return {p: shard_like(rates[p] * part, p) for p, part in parts if p.grad is not None}
-
-
-def _gradient(p: Tensor, group: Mapping[str, Any], rate: float) -> Tensor | None:
-    if p.grad is None:
-        return None
-    gradient = p.grad.to_dense() if p.grad.is_sparse else p.grad
-    if group["weight_decay"] and not group["decoupled_weight_decay"]:
-        gradient = gradient.add(p, alpha=group["weight_decay"])
-    return whole(gradient if rate == 1.0 else rate * gradient)
+            parts = [gradients.get(p) for p in layer.params]
+            if all(part is None for part in parts):
+                continue
+            for index, (p, part) in enumerate(zip(layer.params, parts, strict=True)):
+                if part is not None:
+                    group = group_of[p]
+                    if decayed and group["weight_decay"] and not group["decoupled_weight_decay"]:
+                        part = part.add(p, alpha=group["weight_decay"])
+                    parts[index] = whole(before[p] * part if p in before else part)
+            yield layer, layer.view.gather(parts)

@@ -14,9 +14,7 @@ from torch import Tensor
 
 from apo.passes.graphs import capture, recorded
 from apo.preconditioners.plan import Layer
-from apo.preconditioners.product.bundled import Bundled, LookAhead, decayed, raw_gradients
-from apo.preconditioners.product.direction import Direction
-from apo.preconditioners.step import Groups
+from apo.preconditioners.product.bundled import Bundled, Groups, LookAhead
 from apo.vectors import assign_, copies
 
 __all__ = ["Replayed", "pays"]
@@ -57,7 +55,7 @@ class _Graph:
 
 
 @final
-class Replayed(Direction):
+class Replayed:
     """Records what :class:`Bundled` does, and replays it as long as the steps stay the same.
 
     Steps are the same if the same parameters have gradients, the options of their groups that affect P are unchanged
@@ -75,48 +73,43 @@ class Replayed(Direction):
         self._kind: tuple | None = None
         self._seen = 0
         self._possible = True
-        self._kept: LookAhead | None = None  # of the last displacements, if they were replayed
 
-    def directions(self, groups: Groups) -> dict[Tensor, Tensor]:
-        """Return P g, in the graph's memory."""
-        raw = raw_gradients(groups)
-        graph = self._product("directions", groups, raw, lambda given: self._plain.multiplied(groups, given))
-        return self._plain.multiplied(groups, raw)[0] if graph is None else graph(raw.values())[0]
-
-    def displacements(self, groups: Groups) -> dict[Tensor, Tensor]:
-        """Return -P g, copied out of the graph's memory."""
-        self._kept = None
-        raw = raw_gradients(groups)
-        graph = self._product("displacements", groups, raw, lambda given: self._plain.multiplied(groups, given, True))
+    def multiply(
+        self, groups: Groups, gradients: Mapping[Tensor, Tensor], look_ahead: bool = False
+    ) -> tuple[dict[Tensor, Tensor], LookAhead]:
+        """Return P g, in the graph's memory; to look ahead, -P g, copied out of it."""
+        name = "displacements" if look_ahead else "directions"
+        graph = self._product(name, groups, gradients, lambda given: self._plain.multiply(groups, given, look_ahead))
         if graph is None:
-            return self._plain.displacements(groups)
-        results, self._kept = graph(raw.values())
-        # The next replay would overwrite displacements that the caller still holds.
-        return dict(zip(results, copies(list(results.values())), strict=True))
+            return self._plain.multiply(groups, gradients, look_ahead)
+        results, kept = graph(gradients.values())
+        if look_ahead:  # the next replay would overwrite displacements that the caller still holds
+            results = dict(zip(results, copies(list(results.values())), strict=True))
+        return results, kept
 
-    def pull_back(self, cotangents: Mapping[Tensor, Tensor]) -> dict[str, dict[str, Tensor]]:
-        """Pull back through the last displacements."""
-        if self._kept is None:
-            return self._plain.pull_back(cotangents)
-        # This can be recorded because replayed displacements leave their results at the same addresses each time.
-        kept, params = self._kept, list(cotangents)
+    def pull_back(self, look_ahead: LookAhead, cotangents: Mapping[Tensor, Tensor]) -> dict[str, dict[str, Tensor]]:
+        """Pull back, by a graph if the displacements came from one."""
+        graph, params = self._graphs.get("displacements"), list(cotangents)
+        if graph is not None and graph.results[1] is look_ahead:
+            # This can be recorded because replayed displacements leave their results at the same addresses each time.
+            graph = self._graph(
+                "pull_back",
+                lambda values: self._plain.pull_back(look_ahead, dict(zip(params, values, strict=True))),
+                cotangents.values(),
+            )
+            if graph is not None:
+                return graph(cotangents.values())
+        return self._plain.pull_back(look_ahead, cotangents)
 
-        def pull(values: list[Tensor]) -> dict[str, dict[str, Tensor]]:
-            return self._plain.pulled_back(kept, dict(zip(params, values, strict=True)))
-
-        graph = self._graph("pull_back", pull, cotangents.values())
-        return self._plain.pulled_back(kept, cotangents) if graph is None else graph(cotangents.values())
-
-    def observe(self, groups: Groups, sampled: Mapping[Tensor, Tensor] | None = None) -> None:
-        """Update the joint blocks; gradients at sampled targets, which are rare, eagerly."""
-        raw = {} if sampled is not None else raw_gradients(groups)
-        graph = self._product(
-            "observe", groups, raw, lambda given: self._plain.observed(groups, decayed(groups, given))
-        )
+    def observe(self, groups: Groups, gradients: Mapping[Tensor, Tensor], sampled: bool = False) -> None:
+        """Update the joint blocks; from gradients at sampled targets, which are rare, eagerly."""
+        graph = None
+        if not sampled:
+            graph = self._product("observe", groups, gradients, lambda given: self._plain.observe(groups, given))
         if graph is None:
-            self._plain.observe(groups, sampled)
+            self._plain.observe(groups, gradients, sampled)
         else:
-            graph(raw.values())
+            graph(gradients.values())
 
     def mean_eigenvalues(self) -> dict[str, Tensor]:
         """Return the mean eigenvalues, in the order of the plan."""
@@ -124,11 +117,6 @@ class Replayed(Direction):
             "mean_eigenvalues", lambda _: self._plain.mean_eigenvalues(), ()
         )
         return self._plain.mean_eigenvalues() if graph is None else graph()
-
-    def forget(self) -> None:
-        """Drop what was remembered; the graphs keep their memory."""
-        self._kept = None
-        self._plain.forget()
 
     def _product(
         self, name: str, groups: Groups, raw: Mapping[Tensor, Tensor], function: Callable[[dict[Tensor, Tensor]], Any]
