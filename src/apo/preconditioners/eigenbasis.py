@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, ClassVar, final
 
 import torch
@@ -136,15 +136,6 @@ class Eigenbasis(Preconditioner):
         super().take_step()
         if self.steps in _EXACT or self.steps % self.refresh_interval == 0:
             self.refresh(exact=self.steps in _EXACT)
-
-    @torch.no_grad()
-    def observe_sampled(self, gradients: Mapping[Tensor, Tensor]) -> None:
-        """Take gradients at sampled targets into the statistics; the rule calls this if they are wanted.
-
-        Args:
-            gradients: By parameter, sharded as the parameters are.
-        """
-        self._product.observe(self.param_groups, gradients, sampled=True)
 
     def refresh(self, exact: bool = False) -> None:
         """Change to bases that fit the statistics of today.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, ClassVar
@@ -64,12 +64,14 @@ class Preconditioner(Optimizer, ABC):
         [(2, 2), (1, 1), (1, 2)]
     """
 
+    #: Whether :meth:`observe_sampled` is to be called on meta-steps.
+    wants_sampled_gradients: bool = False
+
     #: Whether momentum is a running average of P g, so that a gradient moves the weights as far as without.
     _averages_momentum: ClassVar[bool] = False
 
     _COPIED: ClassVar[tuple[str, ...]] = (
-        "_layers", "ownership", "clip", "warmup", "warmup_steps", "_deferred", "_guarded",
-        "_steps", "_handed_over", "_built",
+        "_layers", "ownership", "clip", "warmup", "warmup_steps", "_deferred", "_guarded", "_handed_over", "_steps",
     )  # fmt: skip
 
     def __init__(
@@ -89,15 +91,9 @@ class Preconditioner(Optimizer, ABC):
     ) -> None:
         if not isinstance(model, (nn.Module, Tensor)):
             model = list(model)  # a generator could be read only once
-        defaults = {
-            "lr": lr,
-            "scale": scale,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-            "decoupled_weight_decay": decoupled_weight_decay,
-        }
+        defaults: dict[str, Any] = {"lr": lr, "scale": scale, "momentum": momentum, "weight_decay": weight_decay}
+        defaults["decoupled_weight_decay"] = decoupled_weight_decay
         check_clip(clip)
-        self._built = False
         super().__init__(trainable_parameters(model) if params is None else params, defaults)
         parameters = self._parameters()
         layers = self.plan(model, parameters)
@@ -109,11 +105,8 @@ class Preconditioner(Optimizer, ABC):
         self.clip = clip
         self.warmup = warmup
         self.warmup_steps = warmup_steps
-        self._deferred = False
-        self._guarded = False
+        self._deferred = self._guarded = self._handed_over = False
         self._steps = 0
-        self._handed_over = False
-        self._built = True
 
     @abstractmethod
     def plan(self, model: Model, params: list[Tensor]) -> list[Layer]:
@@ -202,6 +195,11 @@ class Preconditioner(Optimizer, ABC):
             for layer in self._own_layers
             for key, factor in layer.block.factors.items()
         ]
+
+    @torch.no_grad()
+    def observe_sampled(self, gradients: Mapping[Tensor, Tensor]) -> None:
+        """Take gradients at sampled targets, sharded as the parameters are, into the statistics of the blocks."""
+        self._product.observe(self.param_groups, gradients, sampled=True)
 
     # --- steps ---
 
@@ -292,7 +290,7 @@ class Preconditioner(Optimizer, ABC):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; only the constructor may call this."""
-        if self._built:  # its parameters would have no block, and the meta-optimizer no factors for them
+        if hasattr(self, "_layers"):  # its parameters would have no block, and the meta-optimizer no factors for them
             raise RuntimeError(
                 "add_param_group() must not be called on a preconditioner: build a new one over all groups"
             )

@@ -93,6 +93,7 @@ class Preconditioned(Rule):
             self.auto_intervals = EIGENBASIS_INTERVALS
             self.fsd_weight, self.wsd_weight = EIGENBASIS_WEIGHTS
         self.optimizer = optimizer
+        self.split = optimizer.ownership.size > 1  # each process keeps the factors of some blocks only
         self.optimizer.wait_for_hand_over(guard and optimizer.warmup is not None)
         self.patience = whole_number("patience", patience, "use guard=False to hand over by step count")
         self.warmup_interval = None if warmup_interval is None else whole_number("warmup_interval", warmup_interval)
@@ -117,28 +118,20 @@ class Preconditioned(Rule):
             >>> rule.meta_optimizer.param_groups[0]["lr"]
             0.0001
         """
-        settings: dict[str, Any] = {
-            "meta_optimizer": PAPER_META_OPTIMIZER,
-            "guard": False,
-        }
-        return cls(optimizer, **(settings | options))
+        return cls(optimizer, **({"meta_optimizer": PAPER_META_OPTIMIZER, "guard": False} | options))
 
     @property
     def interval(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The warm-up's own interval while it lasts, unless it does not end: then it would stay costly."""
-        own = self.warmup_interval
-        return own if own is not None and self.optimizer.warming_up and not self._overdue else None
+        if self.warmup_interval is None or not self.optimizer.warming_up or self._overdue:
+            return None
+        return self.warmup_interval
 
     @property
     def _overdue(self) -> bool:
         """Whether the guard, if P still waits for it, has delayed P for longer than the warm-up itself."""
         waited = self.optimizer.steps - self.optimizer.warmup_steps
         return waited > max(self.optimizer.warmup_steps, _LONG_WAIT)
-
-    @property
-    def split(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether each process keeps the factors of some blocks only."""
-        return self.optimizer.ownership.size > 1
 
     def phi(self) -> list[Tensor]:
         """Return the factors of all blocks that this process keeps."""
@@ -181,18 +174,20 @@ class Preconditioned(Rule):
         )
         if found is not None:
             self.optimizer.rescale(self.warm_start * found)
-            proposal.forget()
+            proposal.look_ahead()
 
     def after(self, outcome: Outcome) -> list[str]:
         """Hand over once the warm-up has elapsed and the look-ahead helps; warn if that does not happen."""
         self._streak = self._streak + 1 if outcome.objective < outcome.loss else 0
         optimizer = self.optimizer
-        if optimizer.warming_up and optimizer.warmup_elapsed and self._streak >= self.patience:
+        if not optimizer.warming_up:
+            return []
+        if optimizer.warmup_elapsed and self._streak >= self.patience:
             optimizer.hand_over()
         if not (optimizer.warming_up and self._overdue):
             return []
         return [
-            f"the warm-up of {self.optimizer.warmup_steps} steps does not end, because looking ahead along P g does "
+            f"the warm-up of {optimizer.warmup_steps} steps does not end, because looking ahead along P g does "
             f"not lower Q at {self.patience} meta-steps in a row: lower the meta-rate (wide layers want less), raise "
             "wsd_weight, lower lr, or hand over all the same with guard=False"
         ]
@@ -236,25 +231,20 @@ class _PreconditionedProposal(Proposal):
     """The look-ahead -P g, and the step that was held back."""
 
     def __init__(self, optimizer: Preconditioner) -> None:
-        coefficients = {
-            p: 0.0 if group["decoupled_weight_decay"] else float(group["weight_decay"])
-            for group in optimizer.param_groups
-            for p in group["params"]
-        }
-        moved = optimizer.moved()
-        super().__init__(moved, [coefficients[p] for p in moved])
+        moving = [(p, group) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        coupled = [0.0 if group["decoupled_weight_decay"] else float(group["weight_decay"]) for _, group in moving]
+        super().__init__([p for p, _ in moving], coupled)
         self._optimizer = optimizer
-        self._displacement: list[Tensor] | None = optimizer.displacement()
+        self.wants_sampled_gradients = optimizer.wants_sampled_gradients
+        self.look_ahead()
+
+    def look_ahead(self) -> None:
+        """Compute the displacement, with the P of now."""
+        self._displacement = self._optimizer.displacement()
 
     def displacement(self) -> list[Tensor]:
         """Return -P g."""
-        if self._displacement is None:
-            self._displacement = self._optimizer.displacement()
         return self._displacement
-
-    def forget(self) -> None:
-        """Compute the displacement again when it is needed: P has changed."""
-        self._displacement = None
 
     def pull_back(self, cotangent: Sequence[Tensor]) -> list[Tensor]:
         """Return the gradients of the factors."""
@@ -264,14 +254,8 @@ class _PreconditionedProposal(Proposal):
         """Move the weights with the new P, or by the warm-up optimizer while it lasts."""
         self._optimizer.take_step()
 
-    @property
-    def wants_sampled_gradients(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the statistics of an eigenbasis are those of the Fisher matrix."""
-        return isinstance(self._optimizer, Eigenbasis) and self._optimizer.wants_sampled_gradients
-
     def observe_sampled(self, gradients: Sequence[Tensor]) -> None:
         """Hand the gradients to the optimizer."""
-        assert isinstance(self._optimizer, Eigenbasis)
         self._optimizer.observe_sampled(dict(zip(self.parameters, gradients, strict=True)))
 
     def summary(self) -> dict[str, float]:
