@@ -6,11 +6,10 @@
   that the block takes. :func:`plan_layers` gives every parameter of a model both.
 """
 
-from apo.preconditioners.block import Block
+from apo.preconditioners.block import Block, KroneckerBlock
 from apo.preconditioners.eigenbasis import Eigenbasis
 from apo.preconditioners.eigenbasis_block import EigenbasisBlock
 from apo.preconditioners.factored_conv_block import FactoredConvBlock
-from apo.preconditioners.kronecker_block import KroneckerBlock
 from apo.preconditioners.optimizer import Preconditioner
 from apo.preconditioners.plan import Layer, plan_layers
 from apo.preconditioners.simple_blocks import DiagonalBlock, FullBlock

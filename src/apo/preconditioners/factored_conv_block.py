@@ -120,7 +120,7 @@ class FactoredConvBlock(Block):
     def _operands(self) -> tuple[Tensor, torch.dtype, list[tuple[str, Tensor, int]]]:
         """Return S, the type of the operands of products, and name, matrix and dimension of the other factors."""
         s = self.factors["S"]
-        narrow = self._operand_type(s.dtype)
+        narrow = self._operand_type()
         names = [name for name in _MODES if name in self.factors]
         return s, narrow, [(name, self.factors[name].to(narrow), _MODES[name]) for name in names]
 

@@ -18,9 +18,9 @@ same way; parameters that the subclass adds are treated by their shape.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import reduce
 from math import prod
 from typing import Any, NamedTuple
 
@@ -28,10 +28,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from apo.preconditioners.block import Block, check_matmul
+from apo.preconditioners.block import Block, KroneckerBlock, check_matmul
 from apo.preconditioners.eigenbasis_block import EigenbasisBlock
 from apo.preconditioners.factored_conv_block import FactoredConvBlock
-from apo.preconditioners.kronecker_block import KroneckerBlock
 from apo.preconditioners.simple_blocks import DiagonalBlock, FullBlock
 from apo.preconditioners.views import (
     ChannelsLastView,
@@ -173,23 +172,21 @@ def kronecker_plan(model: Model, params: Iterable[Tensor] | None, choices: Choic
     """Plan a block with one matrix for each side of each module's weight and bias; see :func:`plan_layers`."""
     layers = []
     for owner in _owners(model, params):
-        pieces: list[Piece] = []
-        for kinds, needed, specialist in _SPECIALISTS:
-            # The weight may be missing: frozen, parametrised, or tied to that of another module.
-            if isinstance(owner.module, kinds) and (needed is None or needed in owner.params):
-                pieces = specialist(owner.module, owner.params, choices)
-        planned = {name for names, _, _ in pieces for name in names}
-        pieces += [_by_shape(name, p, choices) for name, p in owner.params.items() if name not in planned]
-        for names, view, block in pieces:
+        pieces = _pieces(owner.module, owner.params, choices)
+        planned = {name for piece in pieces for name in piece.names}
+        pieces += [_by_shape(name, p) for name, p in owner.params.items() if name not in planned]
+        for names, view, kind in pieces:
             members = tuple(owner.params[name] for name in names)
-            layers.append(Layer(owner.full_name(names[0]), members, view, block))
+            layers.append(Layer(owner.full_name(names[0]), members, view, _block(kind, view, members[0], choices)))
     return layers
 
 
 def diagonal_plan(model: Model, params: Iterable[Tensor] | None) -> list[Layer]:
     """Plan a diagonal block for each parameter; see :func:`plan_layers`."""
     named = [(owner.full_name(name), p) for owner in _owners(model, params) for name, p in owner.params.items()]
-    return [Layer(name, (p,), ReshapeView(p.shape), DiagonalBlock(p.shape, **_placement(p))) for name, p in named]
+    return [
+        Layer(n, (p,), ReshapeView(p.shape), DiagonalBlock(p.shape, dtype=p.dtype, device=p.device)) for n, p in named
+    ]
 
 
 def full_plan(model: Model, params: Iterable[Tensor] | None, choices: Choices) -> list[Layer]:
@@ -267,123 +264,86 @@ def _owners(model: Model, params: Iterable[Tensor] | None) -> list[_Owner]:
     return owners
 
 
-# --- Kronecker-structured blocks: names, view and block for some parameters of one module ---
-
-Own = Mapping[str, Tensor]
-Piece = tuple[tuple[str, ...], View, Block]
+# --- the matrices of one module, and their blocks ---
 
 
-def _by_shape(name: str, parameter: Tensor, choices: Choices) -> Piece:
+class _Piece(NamedTuple):
+    """Some parameters of a module, their view, and the kind of block: matrix, factored, embedding or diagonal."""
+
+    names: tuple[str, ...]
+    view: View
+    kind: str = "matrix"
+
+
+def _pieces(module: nn.Module | None, own: Mapping[str, Tensor], choices: Choices) -> list[_Piece]:
+    """Return the pieces of a module of a known kind; the rest of its parameters is planned by shape.
+
+    A parameter may be missing in ``own``: frozen, parametrised, or tied to that of another module.
+    """
+    if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
+        return [_Piece((name,), ReshapeView(p.shape), "diagonal") for name, p in own.items()]
+    if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
+        weights = [name for name in own if name.startswith(("weight_ih", "weight_hh"))]
+        gates = [own[name].shape[0] // module.hidden_size for name in weights]
+        return [_matrix(own, n, n.replace("weight", "bias"), stack) for n, stack in zip(weights, gates, strict=True)]
+    if isinstance(module, nn.MultiheadAttention) and "in_proj_weight" in own:
+        # With keys or values of another size there are three separate weights instead, each treated by its shape.
+        return [_matrix(own, "in_proj_weight", "in_proj_bias", stack=3)]
+    if "weight" not in own:
+        return []
+    shape = own["weight"].shape
+    if isinstance(module, (nn.Linear, nn.Bilinear)):
+        return [_matrix(own)]
+    if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+        return [_Piece(("weight",), ChannelsLastView(shape), "factored") if choices.factors(shape) else _matrix(own)]
+    if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
+        # torch stores [in, out / groups, *k]; transposed, a row belongs to one output as in all other layers.
+        transposed = (shape[1] * module.groups, shape[0] // module.groups, *shape[2:])
+        factored, bias = choices.factors(transposed), "bias" in own
+        inner = ChannelsLastView(transposed) if factored else MatrixView(transposed, bias=bias)
+        names = ("weight", "bias") if bias and not factored else ("weight",)
+        view = TransposedConvView(shape, module.groups, inner)
+        return [_Piece(names, view, "factored" if factored else "matrix")]
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        return [_Piece(("weight",), ReshapeView(shape), "embedding")]
+    return []
+
+
+def _matrix(own: Mapping[str, Tensor], weight: str = "weight", bias: str = "bias", stack: int | None = None) -> _Piece:
+    """Plan a weight as a matrix, with the bias as a column if it has one number per row."""
+    # A subclass may have a bias of another shape.
+    with_bias = bias in own and own[bias].shape == own[weight].shape[:1]
+    view = MatrixView(own[weight].shape, bias=with_bias, stack=stack)
+    return _Piece((weight, bias) if with_bias else (weight,), view)
+
+
+def _by_shape(name: str, parameter: Tensor) -> _Piece:
     # A class token [1, 1, n] counts as a vector and a position embedding [1, length, n] as a matrix.
     sides = [side for side in parameter.shape if side != 1]
     if len(sides) < 2:
-        return _diagonal(name, parameter, choices)
-    view = ReshapeView(parameter.shape, (sides[0], prod(sides[1:])))
-    return (name,), view, _matrix_block(view, parameter, choices)
+        return _Piece((name,), ReshapeView(parameter.shape), "diagonal")
+    return _Piece((name,), ReshapeView(parameter.shape, (sides[0], prod(sides[1:]))))
 
 
-def _diagonal(name: str, parameter: Tensor, choices: Choices) -> Piece:
-    shape, block = parameter.shape, DiagonalBlock if choices.memory is None else _eigenbasis(choices)
-    return (name,), ReshapeView(shape), block(shape, **_placement(parameter))
-
-
-def _matrix(weight: str, bias: str, own: Own, choices: Choices, stack: int | None = None) -> Piece:
-    """Plan a weight as a matrix, with the bias as a column if it has one number per row."""
-    tensor = own[weight]
-    # A subclass may have a bias of another shape.
-    with_bias = bias in own and own[bias].shape == tensor.shape[:1]
-    view = MatrixView(tensor.shape, bias=with_bias, stack=stack)
-    return (weight, bias) if with_bias else (weight,), view, _matrix_block(view, tensor, choices)
-
-
-def _matrix_block(view: View, like: Tensor, choices: Choices) -> Block:
-    *stack, rows, cols = view.shape
-    options = {"stack": stack[0] if stack else None, **_placement(like, choices)}
+def _block(kind: str, view: View, like: Tensor, choices: Choices) -> Block:
+    """Build the block of a piece."""
+    options: dict[str, Any] = {"dtype": like.dtype, "device": like.device}
+    shape = view.shape
+    if kind != "diagonal":
+        options["matmul"] = choices.matmul
+    if kind == "matrix" and len(shape) == 3:
+        options["stack"], *shape = shape
     if choices.memory is not None:
-        return _eigenbasis(choices, rows, cols)((rows, cols), **options)
-    return KroneckerBlock(rows, cols, *choices.dense(rows, cols), **options)
-
-
-def _factored(shape: tuple[int, ...], like: Tensor, choices: Choices) -> tuple[View, Block]:
-    view, sides = ChannelsLastView(shape), (shape[0], shape[1], prod(shape[2:]))
-    if choices.memory is not None:
-        return view, _eigenbasis(choices, *view.shape)(view.shape, **_placement(like, choices))
-    return view, FactoredConvBlock(*sides, *choices.dense(*sides), **_placement(like, choices))
-
-
-def _eigenbasis(choices: Choices, *sides: int) -> Callable[..., Block]:
-    """Return how to build a block in an eigenbasis; one of its last dimensions has a basis if it is not too long."""
-    chosen = [index - len(sides) for index, side in enumerate(sides) if 1 < side <= choices.max_dim]
-    assert choices.memory is not None
-    return partial(EigenbasisBlock, sides=chosen, memory=choices.memory, sampled=choices.sampled)
-
-
-def _placement(like: Tensor, choices: Choices | None = None) -> dict[str, Any]:
-    placement = {"dtype": like.dtype, "device": like.device}
-    return placement if choices is None else {**placement, "matmul": choices.matmul}
-
-
-def _linear(module: nn.Module, own: Own, choices: Choices) -> list[Piece]:
-    return [_matrix("weight", "bias", own, choices)]
-
-
-def _convolution(module: nn.Module, own: Own, choices: Choices) -> list[Piece]:
-    weight = own["weight"]
-    if choices.factors(weight.shape):
-        return [(("weight",), *_factored(weight.shape, weight, choices))]
-    return [_matrix("weight", "bias", own, choices)]
-
-
-def _transposed_convolution(module: nn.Module, own: Own, choices: Choices) -> list[Piece]:
-    # torch stores [in, out / groups, *k]; transposed, a row belongs to one output as in all other layers.
-    weight, groups = own["weight"], getattr(module, "groups", 1)
-    transposed = (weight.shape[1] * groups, weight.shape[0] // groups, *weight.shape[2:])
-    inner: View
-    if choices.factors(transposed):
-        names: tuple[str, ...] = ("weight",)
-        inner, block = _factored(transposed, weight, choices)
-    else:
-        names = ("weight", "bias") if "bias" in own else ("weight",)
-        inner = MatrixView(transposed, bias="bias" in own)
-        block = _matrix_block(inner, weight, choices)
-    return [(names, TransposedConvView(weight.shape, groups, inner), block)]
-
-
-def _embedding(module: nn.Module, own: Own, choices: Choices) -> list[Piece]:
-    weight = own["weight"]
-    if choices.memory is not None:
-        return [_diagonal("weight", weight, choices)]
-    rows, cols = weight.shape
-    # Most words are not in a batch; a factor that mixes rows would move them nevertheless.
-    block = KroneckerBlock(rows, cols, False, *choices.dense(cols), **_placement(weight, choices))
-    return [(("weight",), ReshapeView(weight.shape), block)]
-
-
-def _normalisation(module: nn.Module, own: Own, choices: Choices) -> list[Piece]:
-    return [_diagonal(name, parameter, choices) for name, parameter in own.items()]
-
-
-def _attention(module: nn.Module, own: Own, choices: Choices) -> list[Piece]:
-    return [_matrix("in_proj_weight", "in_proj_bias", own, choices, stack=3)]
-
-
-def _recurrent(module: nn.Module, own: Own, choices: Choices) -> list[Piece]:
-    hidden: int = getattr(module, "hidden_size")  # noqa: B009 - both base classes have it, nn.Module does not
-    return [
-        _matrix(name, name.replace("weight", "bias"), own, choices, stack=parameter.shape[0] // hidden)
-        for name, parameter in own.items()
-        if name.startswith(("weight_ih", "weight_hh"))
-    ]
-
-
-# Kinds of modules, the parameter that their plan needs, and the plan.
-_SPECIALISTS: list[tuple[tuple[type[nn.Module], ...], str | None, Callable[[Any, Own, Choices], list[Piece]]]] = [
-    ((nn.Linear, nn.Bilinear), "weight", _linear),
-    ((nn.Conv1d, nn.Conv2d, nn.Conv3d), "weight", _convolution),
-    ((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), "weight", _transposed_convolution),
-    ((nn.Embedding, nn.EmbeddingBag), "weight", _embedding),
-    ((nn.LayerNorm, nn.RMSNorm), None, _normalisation),
-    # With keys or values of another size there are three separate weights instead, each treated by its shape.
-    ((nn.MultiheadAttention,), "in_proj_weight", _attention),
-    ((nn.RNNBase, nn.RNNCellBase), None, _recurrent),
-]
+        # A dimension, counted from the last one, has a basis if it is not too long.
+        mixed = shape if kind in ("matrix", "factored") else ()
+        sides = [index - len(shape) for index, side in enumerate(mixed) if 1 < side <= choices.max_dim]
+        return EigenbasisBlock(shape, sides, memory=choices.memory, sampled=choices.sampled, **options)
+    if kind == "diagonal":
+        return DiagonalBlock(shape, **options)
+    if kind == "factored":
+        outputs, kernel, inputs = shape
+        return FactoredConvBlock(outputs, inputs, kernel, *choices.dense(outputs, inputs, kernel), **options)
+    rows, cols = shape
+    dense_rows, dense_cols = choices.dense(rows, cols)
+    # Most words are not in a batch; a factor that mixes the rows of an embedding would move them nevertheless.
+    return KroneckerBlock(rows, cols, dense_rows and kind != "embedding", dense_cols, **options)

@@ -224,13 +224,13 @@ class Bundle:
 
         The result may share memory with its sources.
         """
-        present = [p in tensors for p in self.params]
-        if not any(present):
+        found = [tensors.get(p) for p in self.params]
+        if all(tensor is None for tensor in found):
             return None
-        found = [tensors[p] if there else torch.zeros_like(p) for p, there in zip(self.params, present, strict=True)]
         if self._stacked:
             count = len(self.layers)
-            found = [stacked(found[start : start + count]) for start in range(0, len(found), count)]
+            whole = [torch.zeros_like(p) if t is None else t for p, t in zip(self.params, found, strict=True)]
+            found = [stacked(whole[start : start + count]) for start in range(0, len(whole), count)]
         return self._view.gather(found)
 
     def scatter(self, joint: Tensor) -> list[Tensor]:
