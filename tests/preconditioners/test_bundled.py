@@ -14,10 +14,9 @@ from tests.preconditioners.zoo import ZOO, backward, build
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from apo.preconditioners import Diagonal, Kronecker
-from apo.preconditioners.product import bundled
-from apo.preconditioners.product.bundled import Bundled, bundle_layers
-from apo.preconditioners.product.layer_by_layer import LayerByLayer
+from apo.preconditioners import Diagonal, Kronecker, bundled
+from apo.preconditioners.bundled import Bundled, bundle_layers
+from apo.preconditioners.ownership import LayerByLayer
 
 
 def repeated(layers: int = 3) -> nn.Module:

@@ -177,7 +177,7 @@ def test_layers_that_are_computed_together_are_those_that_are_computed_alone(nam
     model, batch = build(name)
     twin = copy.deepcopy(model)
     together = Eigenbasis(model, lr=0.01)
-    monkeypatch.setattr("apo.preconditioners.product.bundled._LARGEST", 1)
+    monkeypatch.setattr("apo.preconditioners.bundled._LARGEST", 1)
     alone = Eigenbasis(twin, lr=0.01)
     for _ in range(12):  # past the first change of basis
         for network, optimizer in ((model, together), (twin, alone)):

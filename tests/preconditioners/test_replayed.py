@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from apo.preconditioners import Eigenbasis, Kronecker
-from apo.preconditioners.product.bundled import Bundled
-from apo.preconditioners.product.replayed import Replayed, pays
+from apo.preconditioners.bundled import Bundled
+from apo.preconditioners.replayed import Replayed, pays
 
 pytestmark = pytest.mark.gpu
 

@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from apo.distributed import is_sharded
+from apo.preconditioners.bundled import Bundled, LookAhead
 from apo.preconditioners.checks import check_clip, check_factors, check_group, check_warmup
-from apo.preconditioners.ownership import Ownership, sharing_group
+from apo.preconditioners.ownership import LayerByLayer, Ownership, sharing_group
 from apo.preconditioners.plan import Layer, Model, trainable_parameters
-from apo.preconditioners.product.bundled import Bundled, LookAhead
-from apo.preconditioners.product.layer_by_layer import LayerByLayer
-from apo.preconditioners.product.replayed import Replayed, pays
+from apo.preconditioners.replayed import Replayed, pays
 from apo.preconditioners.step import move_weights
 
 __all__ = ["Preconditioner"]
@@ -99,8 +98,9 @@ class Preconditioner(Optimizer, ABC):
         layers = self.plan(model, parameters)
         check_warmup(warmup, warmup_steps, [p for layer in layers for p in layer.params])
         self.ownership = Ownership(layers, sharing_group(model, parameters, distribute))
-        # Before the blocks are bundled, which would copy the factors that other processes keep.
-        self.ownership.release_others(layers)
+        for layer in layers:
+            if not self.ownership.is_mine(layer):
+                layer.block.release_factors()  # the owner keeps them
         self.layers = layers
         self.clip = clip
         self.warmup = warmup

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from apo.distributed import is_sharded, whole
-from apo.preconditioners.product.bundled import Groups
+from apo.preconditioners.bundled import Groups
 from apo.torch_internals import foreach_add_, foreach_mul, foreach_mul_, foreach_norm
 
 __all__ = ["move_weights"]

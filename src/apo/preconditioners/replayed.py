@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from apo.passes.graphs import capture, recorded
+from apo.preconditioners.bundled import Bundled, Groups, LookAhead
 from apo.preconditioners.plan import Layer
-from apo.preconditioners.product.bundled import Bundled, Groups, LookAhead
 from apo.vectors import assign_, copies
 
 __all__ = ["Replayed", "pays"]
