@@ -7,13 +7,12 @@
 """
 
 from apo.preconditioners.block import Block, KroneckerBlock
-from apo.preconditioners.eigenbasis import Eigenbasis
 from apo.preconditioners.eigenbasis_block import EigenbasisBlock
 from apo.preconditioners.factored_conv_block import FactoredConvBlock
 from apo.preconditioners.optimizer import Preconditioner
 from apo.preconditioners.plan import Layer, plan_layers
 from apo.preconditioners.simple_blocks import DiagonalBlock, FullBlock
-from apo.preconditioners.structures import Diagonal, Full, Kronecker
+from apo.preconditioners.structures import Diagonal, Eigenbasis, Full, Kronecker
 from apo.preconditioners.views import (
     ChannelsLastView,
     ConcatenatedView,

@@ -12,11 +12,10 @@ its inputs; the tests compare the two. Everything is dense or unrolled and meant
 """
 
 from . import methods, updates
-from .curvature import fisher, fsd_hessian, ggn, hessian
-from .flat import flatten, parameters_of, unflatten
+from .curvature import fisher, flatten, fsd_hessian, ggn, hessian, unflatten
 from .meta_objective import approximate_meta_objective, optimal_preconditioner
 from .proximal import RegressionCurves, exact_proximal_point, one_dimensional_regression
-from .unrolled import ProximalTerms, batch_gradient, proximal_objective, unrolled_meta_gradient
+from .unrolled import ProximalTerms, batch_gradient, parameters_of, proximal_objective, unrolled_meta_gradient
 
 __all__ = [
     # modules

@@ -1,12 +1,13 @@
 r"""Dense curvature matrices of small networks: Hessian, generalized Gauss-Newton, Fisher, Hessian of the FSD.
 
-All take the weights as one flat vector :math:`\theta \in \mathbb R^m` and return ``[m, m]`` matrices. ``model_fn`` maps
-``(theta, inputs)`` to outputs ``[n, ...]``; losses are means over the ``n`` examples, as in Eq. 2.
+All take the weights as one flat vector :math:`\theta \in \mathbb R^m`, which :func:`flatten` makes of named ones, and
+return ``[m, m]`` matrices. ``model_fn`` maps ``(theta, inputs)`` to outputs ``[n, ...]``; losses are means over the
+``n`` examples, as in Eq. 2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -116,6 +117,36 @@ def fsd_hessian(
     """
     old = model_fn(theta, inputs).detach()
     return hessian(lambda u: discrepancy(model_fn(u, inputs), old, target=target), theta)
+
+
+def flatten(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Concatenate named tensors, in their order, into one vector.
+
+    Example:
+        >>> flatten({"a": torch.zeros(2), "b": torch.ones(1, 1)})
+        tensor([0., 0., 1.])
+    """
+    return torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
+
+
+def unflatten(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Split a vector into named tensors shaped like the given ones; the inverse of :func:`flatten`.
+
+    Raises:
+        ValueError: If the sizes do not add up.
+
+    Example:
+        >>> unflatten(torch.arange(3.0), {"a": torch.zeros(2), "b": torch.ones(1, 1)})
+        {'a': tensor([0., 1.]), 'b': tensor([[2.]])}
+    """
+    sizes = [tensor.numel() for tensor in like.values()]
+    if vector.ndim != 1 or vector.numel() != sum(sizes):
+        raise ValueError(
+            f"vector must have the {sum(sizes)} elements of the named tensors, got shape {tuple(vector.shape)}"
+        )
+    return {
+        name: part.reshape(tensor.shape) for (name, tensor), part in zip(like.items(), vector.split(sizes), strict=True)
+    }
 
 
 def _jacobian(model_fn: ModelFunction, theta: Tensor, inputs: Any) -> Tensor:

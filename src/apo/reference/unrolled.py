@@ -21,8 +21,6 @@ from torch.func import functional_call
 
 from apo.discrepancy import Discrepancy
 
-from .flat import parameters_of
-
 Parameters = Mapping[str, Tensor]
 """Tensors by name."""
 
@@ -201,6 +199,16 @@ def batch_gradient(
     value = loss(_forward(model, leaves, batch[0], randomness), batch[1])
     gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True, materialize_grads=True)
     return dict(zip(leaves, gradients, strict=True))
+
+
+def parameters_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return detached copies of the model's trainable parameters by name.
+
+    Example:
+        >>> list(parameters_of(nn.Linear(1, 1)))
+        ['weight', 'bias']
+    """
+    return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
 
 
 def _forward(model: nn.Module, theta: Parameters, inputs: Any, randomness: Randomness) -> Any:
