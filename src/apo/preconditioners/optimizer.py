@@ -222,17 +222,18 @@ class Preconditioner(Optimizer, ABC):
     def take_step(self) -> None:
         """Move the weights once, with the warm-up's optimizer as long as it lasts, and count the step."""
         self._look_ahead = None  # first, to free its memory
-        warmup, groups = self.warmup if self.warming_up else None, self.param_groups
-        gradients = self._gradients() if warmup is None or self._observes else {}
-        if warmup is None:
+        groups, warmup = self.param_groups, self.warmup
+        if warmup is not None and self.warming_up:
+            if self._observes:
+                self._product.observe(groups, self._gradients())
+            warmup.step()
+        else:
+            gradients = self._gradients()
             directions, mean_steps = self._product.multiply(groups, gradients)[0], self._mean_steps()
-        if self._observes:
-            self._product.observe(groups, gradients)
-        if warmup is None:
+            if self._observes:  # after the product: P must not depend on the gradient that it multiplies
+                self._product.observe(groups, gradients)
             how: dict[str, Any] = {"averaged": self._averages_momentum, "mean_steps": mean_steps}
             move_weights(groups, directions, self.state, self.clip, sharded=self._sharded, **how)
-        else:
-            warmup.step()
         self._steps += 1
 
     def _mean_steps(self) -> dict[Tensor, Tensor] | None:

@@ -57,14 +57,11 @@ class View(ABC):
         Raises:
             ValueError: If all are ``None``.
         """
-        present = [(tensor, part) for tensor, part in zip(tensors, self.parts, strict=True) if tensor is not None]
-        if not present:
+        pairs = list(zip(tensors, self.parts, strict=True))
+        like, shape = next(((tensor, part) for tensor, part in pairs if tensor is not None), (None, ()))
+        if like is None:
             raise ValueError("tensors must have at least one tensor, got only None: leave the layer out")
-        like, shape = present[0]
         lead = tuple(like.shape[: like.ndim - len(shape)])
-        if len(present) == len(self.parts):
-            return self._gather([tensor for tensor, _ in present], lead)
-        pairs = zip(tensors, self.parts, strict=True)
         return self._gather([like.new_zeros((*lead, *part)) if t is None else t for t, part in pairs], lead)
 
     @abstractmethod
