@@ -232,8 +232,8 @@ class Preconditioner(Optimizer, ABC):
             directions, mean_steps = self._product.multiply(groups, gradients)[0], self._mean_steps()
             if self._observes:  # after the product: P must not depend on the gradient that it multiplies
                 self._product.observe(groups, gradients)
-            how: dict[str, Any] = {"averaged": self._averages_momentum, "mean_steps": mean_steps}
-            move_weights(groups, directions, self.state, self.clip, sharded=self._sharded, **how)
+            averages = self._averages_momentum
+            move_weights(groups, directions, self.state, self.clip, self._sharded, averages, mean_steps)
         self._steps += 1
 
     def _mean_steps(self) -> dict[Tensor, Tensor] | None:

@@ -20,10 +20,9 @@ def move_weights(
     directions: Mapping[Tensor, Tensor],
     state: Any,
     clip: float | None,
-    *,
     sharded: bool,
-    averaged: bool = False,
-    mean_steps: Mapping[Tensor, Tensor] | None = None,
+    averaged: bool,
+    mean_steps: Mapping[Tensor, Tensor] | None,
 ) -> None:
     """Move every parameter that has a direction, with a few ``foreach`` operations per group.
 
@@ -41,9 +40,9 @@ def move_weights(
     moving, updates, rates = [], [], []
     for group in groups:
         params = [p for p in group["params"] if p in directions]
-        update = [directions[p] for p in params]
         if not params:
             continue
+        update = [directions[p] for p in params]
         if group["momentum"]:
             # Momentum is of P g, not of g, so that past steps keep the P they were taken with.
             for p, direction in zip(params, update, strict=True):
