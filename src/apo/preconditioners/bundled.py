@@ -46,7 +46,7 @@ class LookAhead(NamedTuple):
 class Bundled:
     """P g and its pull-back, with the gradients of each bundle multiplied by its joint block.
 
-    :class:`LayerByLayer` and :class:`Replayed` have the same methods with the same results; the optimizer chooses the
+    ``LayerByLayer`` and ``Replayed`` have the same methods with the same results; the optimizer chooses the
     fastest that applies.
 
     Args:

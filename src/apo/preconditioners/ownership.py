@@ -85,7 +85,7 @@ class Ownership:
 class LayerByLayer:
     """Multiplies the gradient of each layer by its block; with several processes, on the block's owner.
 
-    The methods are those of :class:`Bundled`. All processes have to call them, to assemble the shards of tensors.
+    The methods are those of ``Bundled``. All processes have to call them, to assemble the shards of tensors.
 
     Args:
         layers: The plan.
