@@ -18,115 +18,107 @@ thousand images, in minutes; paper is the paper's own.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import replace
 
 from apo_experiments.recipe import Entry, Recipe, Scale
-from apo_experiments.recipes.classification import CPU, SMOKE, SMOKE_WIDTHS
-from apo_experiments.recipes.classification import entries as preconditioned
-from apo_experiments.recipes.smoke import smoke_hyper
-from apo_experiments.tasks.images import DEFAULTS, images
+from apo_experiments.recipes.classification import CPU, image_recipe
+from apo_experiments.recipes.classification import RECIPES as CLASSIFICATION
 
 _RATE = {"weight_decay": 5e-4, "fsd_weight": 0.3}
-_PRECOND = dict(preconditioned("alexnet")[-1].hyper)
+_PRECOND = {entry.label: dict(entry.hyper) for entry in CLASSIFICATION["cifar10-alexnet"].entries}["APO-Precond"]
 
 
 def _recipe(
     name: str,
     title: str,
     paper: str,
-    model: str,
-    entries: tuple[Entry, ...],
-    notes: str,
-    metric: str,
-    varied: Iterable[str],
+    claim: str,
+    entries: Iterable[Entry],
+    *,
+    preconditioned: bool = False,
+    metric: str = "train_loss",
+    varied: Iterable[str] = (),
 ) -> Recipe:
-    rate = model == "resnet32"
-    cpu, epochs, minutes = CPU["lenet" if rate else model]
-    cpu = cpu | {"model": "lenet"} if rate else cpu
-    short: dict[str, dict[str, Any]] = {} if rate else {entry.label: {"meta_lr": 1e-3} for entry in entries}
-    return Recipe(
-        name=f"ablation-{name}",
-        title=title,
-        paper=paper,
-        task=images,
-        defaults=DEFAULTS | {"dataset": "cifar10", "model": model},
-        data=("cifar10",),
-        scales={
-            "smoke": Scale(2, 1, 0.1, SMOKE | {"width": SMOKE_WIDTHS[model]}, smoke_hyper(entries, keep=varied)),
-            "cpu": Scale(epochs, 1, minutes, cpu, short),
-            "paper": Scale(400 if rate else 200, 1, 90 * len(entries) if rate else 40 * len(entries)),
-        },
-        entries=entries,
-        metric=metric,
-        goal="max" if metric == "test_accuracy" else "min",
-        figure="ablation",
-        notes=notes,
+    entries, model = tuple(entries), "alexnet" if preconditioned else "resnet32"
+    cpu, epochs, minutes = CPU["alexnet" if preconditioned else "lenet"]
+    few = Scale(epochs, 1, minutes, cpu if preconditioned else cpu | {"model": "lenet"})
+    if preconditioned:
+        few = replace(few, hyper={entry.label: {"meta_lr": 1e-3} for entry in entries})
+    whole = Scale(200, 1, 40 * len(entries)) if preconditioned else Scale(400, 1, 90 * len(entries))
+    options = {"dataset": "cifar10", "model": model}
+    return image_recipe(
+        f"ablation-{name}", title, paper, options, entries, few, whole, claim, metric, varied, figure="ablation"
     )
 
 
-def _loss_batch() -> Recipe:
-    entries = tuple(
-        Entry(f"{name}-{batch}", f"{base}-apo", _RATE | {"other_batch_share": float(batch == "other")})
-        for name, base in (("SGDm", "sgdm"), ("RMSprop", "rmsprop"))
-        for batch in ("same", "other")
-    )
-    title, claim = "The loss term on the same batch or another", "On another batch the rate collapses."
-    return _recipe("loss-batch", title, "Appendix D", "resnet32", entries, claim, "train_loss", ())
+_WEIGHTS = (
+    *(("wsd", "wsd_weight", weight) for weight in (3.0, 1.0, 0.3, 0.1, 0.03)),
+    *(("fsd", "fsd_weight", weight) for weight in (1.0, 0.3, 0.03, 0.01)),
+)
+_INTERVALS = (10, 20, 50, 100)
+_INTERVAL_CLAIM = "Meta-steps every 10 to 100 steps perform alike, at 1.3 to 1.03 times the cost of the base optimizer."
 
-
-def _fsd_batch() -> Recipe:
-    entries = tuple(Entry(f"Adam-{batch}", "adam-apo", _RATE | {"fsd_batch": batch}) for batch in ("previous", "same"))
-    title = "The FSD term on another batch or the same"
-    claim = "The same batch is cheaper, but a biased estimate of how predictions change elsewhere."
-    return _recipe("fsd-batch", title, "Appendix D", "resnet32", entries, claim, "train_loss", ())
-
-
-def _lambdas() -> Recipe:
-    wsd = [("wsd", "wsd_weight", weight) for weight in (3.0, 1.0, 0.3, 0.1, 0.03)]
-    fsd = [("fsd", "fsd_weight", weight) for weight in (1.0, 0.3, 0.03, 0.01)]
-    entries = tuple(
-        Entry(f"{short}={weight:g}", "apo-precond", _PRECOND | {key: weight}) for short, key, weight in (*wsd, *fsd)
-    )
-    title = "Weights of FSD and WSD for a learned preconditioner"
-    claim = "The test accuracy is robust over a range of both weights; wsd=0.3 is the setting that both series share."
-    return _recipe("lambdas", title, "Appendix I.1", "alexnet", entries, claim, "test_accuracy", ())
-
-
-def _initial_rate() -> Recipe:
-    entries = tuple(
-        Entry(f"{prefix}lr={10.0**power:g}", "sgdm-apo", _RATE | preset | {"lr": 10.0**power})
-        for prefix, preset in (("paper-", {"preset": "paper"}), ("", {}))
-        for power in range(-6, 1)
-    )
-    title = "Initial rates over six orders of magnitude"
-    claim = (
-        "Schedules and losses are almost identical from initial rates over six orders of magnitude. The entries "
-        "paper-lr=... put it to the test; ours start from a rate that they measure, so that they are identical."
-    )
-    return _recipe("initial-rate", title, "Appendix I.2", "resnet32", entries, claim, "train_loss", ())
-
-
-def _interval(name: str, title: str, model: str, method: str, hyper: dict[str, Any], metric: str) -> Recipe:
-    entries = tuple(Entry(f"K={interval}", method, hyper | {"interval": interval}) for interval in (10, 20, 50, 100))
-    claim = "Meta-steps every 10 to 100 steps perform alike, at 1.3 to 1.03 times the cost of the base optimizer."
-    return _recipe(name, title, "Appendix I.2", model, entries, claim, metric, ("interval", "warmup_interval"))
-
-
-RECIPES = {
-    recipe.name: recipe
-    for recipe in (
-        _loss_batch(),
-        _fsd_batch(),
-        _lambdas(),
-        _initial_rate(),
-        _interval("interval-rate", "Interval between meta-steps, rate", "resnet32", "sgdm-apo", _RATE, "train_loss"),
-        _interval(
-            "interval-precond",
-            "Interval between meta-steps, preconditioner",
-            "alexnet",
-            "apo-precond",
-            _PRECOND | {"warmup_interval": None},
-            "test_accuracy",
+_RECIPES = (
+    _recipe(
+        "loss-batch",
+        "The loss term on the same batch or another",
+        "Appendix D",
+        "On another batch the rate collapses.",
+        (
+            Entry(f"{name}-{batch}", f"{base}-apo", _RATE | {"other_batch_share": float(batch == "other")})
+            for name, base in (("SGDm", "sgdm"), ("RMSprop", "rmsprop"))
+            for batch in ("same", "other")
         ),
-    )
-}
+    ),
+    _recipe(
+        "fsd-batch",
+        "The FSD term on another batch or the same",
+        "Appendix D",
+        "The same batch is cheaper, but a biased estimate of how predictions change elsewhere.",
+        (Entry(f"Adam-{batch}", "adam-apo", _RATE | {"fsd_batch": batch}) for batch in ("previous", "same")),
+    ),
+    _recipe(
+        "lambdas",
+        "Weights of FSD and WSD for a learned preconditioner",
+        "Appendix I.1",
+        "The test accuracy is robust over a range of both weights; wsd=0.3 is the setting that both series share.",
+        (Entry(f"{short}={weight:g}", "apo-precond", _PRECOND | {key: weight}) for short, key, weight in _WEIGHTS),
+        preconditioned=True,
+        metric="test_accuracy",
+    ),
+    _recipe(
+        "initial-rate",
+        "Initial rates over six orders of magnitude",
+        "Appendix I.2",
+        "Schedules and losses are almost identical from initial rates over six orders of magnitude. The entries "
+        "paper-lr=... put it to the test; ours start from a rate that they measure, so that they are identical.",
+        (
+            Entry(f"{prefix}lr={10.0**power:g}", "sgdm-apo", _RATE | preset | {"lr": 10.0**power})
+            for prefix, preset in (("paper-", {"preset": "paper"}), ("", {}))
+            for power in range(-6, 1)
+        ),
+    ),
+    _recipe(
+        "interval-rate",
+        "Interval between meta-steps, rate",
+        "Appendix I.2",
+        _INTERVAL_CLAIM,
+        (Entry(f"K={interval}", "sgdm-apo", _RATE | {"interval": interval}) for interval in _INTERVALS),
+        varied=("interval", "warmup_interval"),
+    ),
+    _recipe(
+        "interval-precond",
+        "Interval between meta-steps, preconditioner",
+        "Appendix I.2",
+        _INTERVAL_CLAIM,
+        (
+            Entry(f"K={interval}", "apo-precond", _PRECOND | {"warmup_interval": None, "interval": interval})
+            for interval in _INTERVALS
+        ),
+        preconditioned=True,
+        metric="test_accuracy",
+        varied=("interval", "warmup_interval"),
+    ),
+)
+
+RECIPES = {recipe.name: recipe for recipe in _RECIPES}

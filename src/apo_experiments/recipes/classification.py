@@ -18,6 +18,7 @@ the paper's own, hours on one GPU.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from apo_experiments.recipe import Entry, Recipe, Scale
@@ -89,57 +90,88 @@ CPU_HYPER: dict[str, dict[str, dict[str, Any]]] = {
 _PAPER_MINUTES = {"lenet": 60, "alexnet": 150, "vgg16": 400, "resnet18": 900, "resnet32": 500}
 
 
-def entries(model: str, paper: tuple[float, ...] | None = None, schedule: str = "step") -> tuple[Entry, ...]:
+def entries(model: str, paper: tuple[float, ...] | None = None) -> tuple[Entry, ...]:
     """Return the methods for a network, with the paper's accuracies if it has any."""
     normalised = model in _NORMALISED
-    shared = {"weight_decay": 5e-4, "schedule": schedule}
+    shared = {"weight_decay": 5e-4, "schedule": "step"}
     discrepancies = {"fsd_weight": 1.0, "wsd_weight": 0.1} if normalised else {"fsd_weight": 0.1, "wsd_weight": 0.3}
     apo = {"lr": 1.0, "meta_lr": 3e-4, "warmup_lr": 0.01, "warmup_interval": 1, "matmul": "tf32", **discrepancies}
-    grid = grids.APO_NORMALISED if normalised else grids.APO_PLAIN
-    values = paper or (None, None, None, None)
+    methods = (
+        ("SGDm", "sgdm", {"lr": 0.1 if normalised else 0.03}, grids.SGDM_CIFAR),
+        ("Adam", "adam", {"lr": 1e-3}, grids.ADAM_CIFAR),
+        ("KFAC", "kfac", {"lr": 3e-3, "damping": 1e-2}, grids.KFAC_CIFAR),
+        ("APO-Precond", "apo-precond", apo, grids.APO_NORMALISED if normalised else grids.APO_PLAIN),
+    )
     return (
-        Entry(
-            "SGDm",
-            "sgdm",
-            shared | {"lr": 0.1 if normalised else 0.03},
-            grids.SGDM_CIFAR | grids.DECAY_PRECOND,
-            {},
-            values[0],
+        *(
+            Entry(label, method, shared | own, grid | grids.DECAY_PRECOND, paper=value)
+            for (label, method, own, grid), value in zip(methods, paper or [None] * 4, strict=True)
         ),
-        Entry("Adam", "adam", shared | {"lr": 1e-3}, grids.ADAM_CIFAR | grids.DECAY_PRECOND, {}, values[1]),
-        Entry(
-            "KFAC",
-            "kfac",
-            shared | {"lr": 3e-3, "damping": 1e-2},
-            grids.KFAC_CIFAR | grids.DECAY_PRECOND,
-            {},
-            values[2],
-        ),
-        Entry("APO-Precond", "apo-precond", shared | apo, grid | grids.DECAY_PRECOND, {}, values[3]),
         # The library's defaults: no rate and no schedule.
         Entry("APO-Eigen", "apo-eigen", {"weight_decay": 5e-4}, grids.DECAY_PRECOND),
     )
 
 
-def _recipe(dataset: str, model: str) -> Recipe:
-    name, chosen = f"{dataset}-{model}", entries(model, _PAPER[dataset, model])
-    cpu, epochs, minutes = CPU[model]
+def image_recipe(
+    name: str,
+    title: str,
+    paper: str,
+    options: dict[str, Any],
+    entries: tuple[Entry, ...],
+    cpu: Scale,
+    full: Scale,
+    notes: str,
+    metric: str = "test_accuracy",
+    keep: Iterable[str] = (),
+    **more: Any,
+) -> Recipe:
+    """Return a recipe that classifies images.
+
+    Args:
+        name: Of the recipe.
+        title: What it shows.
+        paper: Where the paper has it.
+        options: Options of the task, ``dataset`` and ``model`` among them.
+        entries: Its methods.
+        cpu: Its size for two cores.
+        full: The paper's.
+        notes: The paper's claim.
+        metric: What the table shows.
+        keep: Hyperparameters that are the same in smoke runs.
+        more: Other attributes of the recipe.
+    """
+    smoke = SMOKE | {"width": SMOKE_WIDTHS[options["model"]]}
     return Recipe(
         name=name,
-        title=f"{TITLES[model]} on {TITLES[dataset]} with a learned preconditioner",
-        paper="Table 2",
+        title=title,
+        paper=paper,
         task=images,
-        defaults=DEFAULTS | {"dataset": dataset, "model": model, "augment": dataset != "svhn"},
-        data=(dataset,),
+        defaults=DEFAULTS | options,
+        data=(options["dataset"],),
         scales={
-            "smoke": Scale(2, 1, 0.1, SMOKE | {"width": SMOKE_WIDTHS[model]}, smoke_hyper(chosen)),
-            "cpu": Scale(epochs, 1, minutes, cpu, CPU_HYPER[model]),
-            "paper": Scale(200, 3, _PAPER_MINUTES[model]),
+            "smoke": Scale(2, 1, 0.02 * len(entries), smoke, smoke_hyper(entries, keep)),
+            "cpu": cpu,
+            "paper": full,
         },
-        entries=chosen,
-        metric="test_accuracy",
-        goal="max",
-        notes="APO-Precond generalises at least as well as the others, much better without BatchNorm.",
+        entries=entries,
+        metric=metric,
+        goal="max" if metric == "test_accuracy" else "min",
+        notes=notes,
+        **more,
+    )
+
+
+def _recipe(dataset: str, model: str) -> Recipe:
+    few, epochs, minutes = CPU[model]
+    return image_recipe(
+        f"{dataset}-{model}",
+        f"{TITLES[model]} on {TITLES[dataset]} with a learned preconditioner",
+        "Table 2",
+        {"dataset": dataset, "model": model, "augment": dataset != "svhn"},
+        entries(model, _PAPER[dataset, model]),
+        Scale(epochs, 1, minutes, few, CPU_HYPER[model]),
+        Scale(200, 3, _PAPER_MINUTES[model]),
+        "APO-Precond generalises at least as well as the others, much better without BatchNorm.",
     )
 
 

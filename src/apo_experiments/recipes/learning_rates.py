@@ -19,13 +19,12 @@ few epochs, in minutes; paper is the paper's own, hours to days on one GPU.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from apo_experiments.recipe import Entry, Recipe, Scale
 from apo_experiments.recipes import grids
-from apo_experiments.recipes.classification import SMOKE, SMOKE_WIDTHS, TITLES
-from apo_experiments.recipes.smoke import smoke_hyper
-from apo_experiments.tasks.images import DEFAULTS, images
+from apo_experiments.recipes.classification import TITLES, image_recipe
 
 _BASES = {"SGD": "sgd", "SGDm": "sgdm", "RMSprop": "rmsprop", "Adam": "adam"}
 
@@ -40,61 +39,31 @@ _LEARNED = {"fsd_weight": 0.3, "total_steps": "auto"}
 _PAPER_LEARNED = {"fsd_weight": 0.3, "preset": "paper"}
 _PAPER_START = {"SGD": 0.1, "SGDm": 0.1, "RMSprop": 3e-4, "Adam": 3e-4}
 
-#: Table 4: fixed, step schedule, APO; for SVHN the text of appendix C.2.
-_PAPER: dict[str, dict[str, tuple[float, float, float]]] = {
-    "cifar10-resnet32": {
-        "SGD": (90.07, 93.30, 92.71),
-        "SGDm": (89.40, 93.34, 92.75),
-        "RMSprop": (89.84, 91.94, 91.28),
-        "Adam": (90.45, 92.26, 91.81),
-    },
-    "cifar10-resnet34": {
-        "SGD": (93.00, 93.54, 94.27),
-        "SGDm": (92.99, 95.08, 94.47),
-        "RMSprop": (92.87, 93.87, 93.97),
-        "Adam": (93.23, 94.12, 93.80),
-    },
-    "cifar10-wrn": {
-        "SGD": (93.38, 94.86, 94.85),
-        "SGDm": (93.46, 95.98, 95.50),
-        "RMSprop": (92.91, 93.60, 94.22),
-        "Adam": (92.81, 94.04, 93.83),
-    },
-    "cifar100-wrn": {
-        "SGD": (76.29, 77.92, 76.87),
-        "SGDm": (74.81, 81.01, 79.33),
-        "RMSprop": (72.06, 76.06, 74.17),
-        "Adam": (72.01, 75.53, 76.33),
-    },
-    "svhn-wrn": {"SGDm": (97.20, 98.17, 97.96)},
+_NONE = (None, None, None)
+
+#: Table 4, for each base: fixed, step schedule, APO; for SVHN the text of appendix C.2.
+_PAPER: dict[str, Sequence[tuple[float | None, ...]]] = {
+    "cifar10-resnet32": ((90.07, 93.30, 92.71), (89.40, 93.34, 92.75), (89.84, 91.94, 91.28), (90.45, 92.26, 91.81)),
+    "cifar10-resnet34": ((93.00, 93.54, 94.27), (92.99, 95.08, 94.47), (92.87, 93.87, 93.97), (93.23, 94.12, 93.80)),
+    "cifar10-wrn": ((93.38, 94.86, 94.85), (93.46, 95.98, 95.50), (92.91, 93.60, 94.22), (92.81, 94.04, 93.83)),
+    "cifar100-wrn": ((76.29, 77.92, 76.87), (74.81, 81.01, 79.33), (72.06, 76.06, 74.17), (72.01, 75.53, 76.33)),
+    "svhn-wrn": (_NONE, (97.20, 98.17, 97.96), _NONE, _NONE),
 }
 
 
-def _entries(
-    shared: dict[str, Any],
-    schedule: dict[str, Any],
-    paper: dict[str, tuple[float, float, float]],
-    fixed: dict[str, float] = _FIXED,
-    start: dict[str, float] = _START,
-) -> tuple[Entry, ...]:
+def _entries(decay: float, schedule: dict[str, Any], key: str, fixed: dict[str, float]) -> tuple[Entry, ...]:
     """Return four entries for each base optimizer."""
     found: list[Entry] = []
-    for name, base in _BASES.items():
-        rates = grids.SGD_RATE if name in ("SGD", "SGDm") else grids.ADAM_RATE
-        values = paper.get(name, (None, None, None))
-        decays = grids.DECAY_RATE if shared["weight_decay"] else {}
+    shared, decays = {"weight_decay": decay}, grids.DECAY_RATE if decay else {}
+    for (name, base), values in zip(_BASES.items(), _PAPER.get(key, [_NONE] * 4), strict=True):
+        rates = (grids.SGD_RATE if name in ("SGD", "SGDm") else grids.ADAM_RATE) | decays
+        learned = grids.APO_RATE | decays
+        theirs = shared | _PAPER_LEARNED | {"lr": _PAPER_START[name]}
         found += [
-            Entry(f"{name}-fixed", base, shared | {"lr": fixed[name]}, rates | decays, {}, values[0]),
-            Entry(f"{name}-step", base, shared | schedule | {"lr": start[name]}, rates | decays, {}, values[1]),
-            Entry(
-                f"{name}-APO-paper",
-                f"{base}-apo",
-                shared | _PAPER_LEARNED | {"lr": _PAPER_START[name]},
-                grids.APO_RATE | decays,
-                {},
-                values[2],
-            ),
-            Entry(f"{name}-APO", f"{base}-apo", shared | _LEARNED, grids.APO_RATE | decays),
+            Entry(f"{name}-fixed", base, shared | {"lr": fixed[name]}, rates, paper=values[0]),
+            Entry(f"{name}-step", base, shared | schedule | {"lr": _START[name]}, rates, paper=values[1]),
+            Entry(f"{name}-APO-paper", f"{base}-apo", theirs, learned, paper=values[2]),
+            Entry(f"{name}-APO", f"{base}-apo", shared | _LEARNED, learned),
         ]
     return tuple(found)
 
@@ -110,67 +79,43 @@ def _recipe(
     epochs: int,
     schedule: dict[str, Any],
     minutes: float,
-    cpu: dict[str, Any],
+    width: float,
     **options: Any,
 ) -> Recipe:
-    entries = _entries({"weight_decay": 5e-4}, schedule, _PAPER[key])
-    images_for_minutes = {"train_images": 3000, "test_images": 1000}
-    return Recipe(
-        name=f"{key}-rate",
-        title=f"Learned rates: {TITLES[model]} on {TITLES[dataset]}",
-        paper="Figure 8 (appendix C.2)" if dataset == "svhn" else "Table 4",
-        task=images,
-        defaults=DEFAULTS | {"dataset": dataset, "model": model, **options},
-        data=(dataset,),
-        scales={
-            "smoke": Scale(2, 1, 0.4, SMOKE | {"width": SMOKE_WIDTHS[model]}, smoke_hyper(entries)),
-            "cpu": Scale(4, 1, 27, images_for_minutes | cpu),
-            "paper": Scale(epochs, 4, minutes),
-        },
-        entries=entries,
-        metric="test_accuracy",
-        goal="max",
-        notes="APO beats the best fixed rate and is competitive with the step schedule, for every base optimizer.",
-    )
-
-
-def _mnist() -> Recipe:
-    entries = _entries(
-        {"weight_decay": 0.0},
-        _step(0.2, 0.3, 0.6, 0.8),
-        {},
-        fixed={"SGD": 0.3, "SGDm": 0.03, "RMSprop": 3e-4, "Adam": 3e-4},
-        start={"SGD": 0.3, "SGDm": 0.1, "RMSprop": 1e-3, "Adam": 1e-3},
-    )
-    return Recipe(
-        name="mnist-mlp",
-        title="Learned rates: a multi-layer perceptron on MNIST",
-        paper="Figure 5",
-        task=images,
-        defaults=DEFAULTS | {"dataset": "mnist", "model": "mlp", "batch_size": 100, "augment": False},
-        data=("mnist",),
-        scales={
-            "smoke": Scale(2, 1, 0.1, SMOKE | {"width": SMOKE_WIDTHS["mlp"]}, smoke_hyper(entries)),
-            "cpu": Scale(10, 1, 7, {"width": 0.2}),
-            "paper": Scale(100, 4, 160),
-        },
-        entries=entries,
-        metric="train_loss",
-        goal="min",
-        notes="APO converges faster than fixed rates, to a lower training loss; the paper shows SGDm and RMSprop.",
+    return image_recipe(
+        f"{key}-rate",
+        f"Learned rates: {TITLES[model]} on {TITLES[dataset]}",
+        "Figure 8 (appendix C.2)" if dataset == "svhn" else "Table 4",
+        {"dataset": dataset, "model": model, **options},
+        _entries(5e-4, schedule, key, _FIXED),
+        Scale(4, 1, 27, {"train_images": 3000, "test_images": 1000, "width": width}),
+        Scale(epochs, 4, minutes),
+        "APO beats the best fixed rate and is competitive with the step schedule, for every base optimizer.",
     )
 
 
 _EVERY_FIFTH = _step(0.2, 0.3, 0.6, 0.8)
 
+_MNIST = image_recipe(
+    "mnist-mlp",
+    "Learned rates: a multi-layer perceptron on MNIST",
+    "Figure 5",
+    {"dataset": "mnist", "model": "mlp", "batch_size": 100, "augment": False},
+    _entries(0.0, _EVERY_FIFTH, "mnist-mlp", _FIXED | {"SGD": 0.3, "SGDm": 0.03}),
+    Scale(10, 1, 7, {"width": 0.2}),
+    Scale(100, 4, 160),
+    "APO converges faster than fixed rates, to a lower training loss; the paper shows SGDm and RMSprop.",
+    metric="train_loss",
+)
+
 RECIPES = {
     recipe.name: recipe
     for recipe in (
-        _mnist(),
-        _recipe("cifar10-resnet32", "cifar10", "resnet32", 400, _step(0.1, 0.375, 0.625), 4000, {"width": 0.5}),
-        _recipe("cifar10-resnet34", "cifar10", "resnet34", 200, _EVERY_FIFTH, 8000, {"width": 0.125}),
-        _recipe("cifar10-wrn", "cifar10", "wrn-28-10", 200, _EVERY_FIFTH, 32000, {"width": 0.05}),
-        _recipe("cifar100-wrn", "cifar100", "wrn-28-10", 200, _EVERY_FIFTH, 32000, {"width": 0.05}),
-        _recipe("svhn-wrn", "svhn", "wrn-16-8", 160, _step(0.1, 0.5, 0.75), 16000, {"width": 0.0625}, augment=False),
+        _MNIST,
+        _recipe("cifar10-resnet32", "cifar10", "resnet32", 400, _step(0.1, 0.375, 0.625), 4000, 0.5),
+        _recipe("cifar10-resnet34", "cifar10", "resnet34", 200, _EVERY_FIFTH, 8000, 0.125),
+        _recipe("cifar10-wrn", "cifar10", "wrn-28-10", 200, _EVERY_FIFTH, 32000, 0.05),
+        _recipe("cifar100-wrn", "cifar100", "wrn-28-10", 200, _EVERY_FIFTH, 32000, 0.05),
+        _recipe("svhn-wrn", "svhn", "wrn-16-8", 160, _step(0.1, 0.5, 0.75), 16000, 0.0625, augment=False),
     )
 }

@@ -15,9 +15,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from apo_experiments.recipe import Recipe, Scale
-from apo_experiments.recipes.classification import CPU, CPU_HYPER, SMOKE, SMOKE_WIDTHS, TITLES, entries
-from apo_experiments.recipes.smoke import smoke_hyper
-from apo_experiments.tasks.images import DEFAULTS, images
+from apo_experiments.recipes import classification
+from apo_experiments.recipes.classification import TITLES
 
 #: Table 3: SGDm, KFAC, APO-Precond.
 _PAPER = {
@@ -28,27 +27,19 @@ _PAPER = {
 
 
 def _recipe(dataset: str, model: str) -> Recipe:
-    paper = _PAPER[dataset, model]
+    paper, whole = _PAPER[dataset, model], classification.RECIPES[f"{dataset}-{model}"]
     labels = {*paper, "APO-Eigen"}
-    chosen = tuple(replace(entry, paper=paper.get(entry.label)) for entry in entries(model) if entry.label in labels)
-    cpu, epochs, minutes = CPU[model]
-    name = f"low-precision-{model}" if dataset == "cifar10" else f"low-precision-{dataset}-{model}"
-    return Recipe(
-        name=name,
-        title=f"{TITLES[model]} on {TITLES[dataset]} in 16 bits",
-        paper="Table 3",
-        task=images,
-        defaults=DEFAULTS | {"dataset": dataset, "model": model, "precision": "bf16"},
-        data=(dataset,),
-        scales={
-            "smoke": Scale(2, 1, 0.1, SMOKE | {"width": SMOKE_WIDTHS[model]}, smoke_hyper(chosen)),
-            "cpu": Scale(epochs, 1, 2 * minutes, cpu, CPU_HYPER[model]),
-            "paper": Scale(200, 3, 60 if model == "lenet" else 600, {"precision": "fp16"}),
-        },
-        entries=chosen,
-        metric="test_accuracy",
-        goal="max",
-        notes="APO-Precond keeps its accuracy in 16 bits, KFAC loses about two points.",
+    entries = [replace(entry, paper=paper.get(entry.label)) for entry in whole.entries if entry.label in labels]
+    cpu, minutes = whole.scales["cpu"], 60 if model == "lenet" else 600
+    return classification.image_recipe(
+        f"low-precision-{model}" if dataset == "cifar10" else f"low-precision-{dataset}-{model}",
+        f"{TITLES[model]} on {TITLES[dataset]} in 16 bits",
+        "Table 3",
+        {"dataset": dataset, "model": model, "precision": "bf16"},
+        tuple(entries),
+        replace(cpu, minutes=2 * cpu.minutes),
+        Scale(200, 3, minutes, {"precision": "fp16"}),
+        "APO-Precond keeps its accuracy in 16 bits, KFAC loses about two points.",
     )
 
 

@@ -62,7 +62,7 @@ _ENTRIES = (
 #: Table 2.
 _PAPER = {"SGDm": 31.43, "AdamW": 34.60, "APO-Precond": 34.62}
 
-_SMOKE = {
+SMOKE = {
     "data": "generated",
     "train_pairs": 64,
     "vocabulary": 60,
@@ -101,7 +101,7 @@ def _recipe(name: str, corpus: str, title: str, entries: tuple[Entry, ...], epoc
         defaults=DEFAULTS | {"corpus": corpus},
         data=(corpus,),
         scales={
-            "smoke": Scale(2, 1, 0.1, _SMOKE, smoke_hyper(entries)),
+            "smoke": Scale(2, 1, 0.1, SMOKE, smoke_hyper(entries)),
             "cpu": Scale(6, 1, 10, _CPU, _CPU_HYPER),
             "paper": Scale(epochs, 1, minutes),
         },

@@ -67,7 +67,7 @@ def _entries(table: str) -> tuple[Entry, ...]:
 _CPU_HYPER = {"parkinsons": {"KFAC": {"kl_clip": 0.01}}}
 
 #: Options of the task for seconds.
-_SMOKE = {"data": "generated", "rows": 128, "hidden": 16, "batch_size": 32}
+SMOKE = {"data": "generated", "rows": 128, "hidden": 16, "batch_size": 32}
 
 
 def _recipe(table: str, title: str, epochs: int, minutes: tuple[float, float]) -> Recipe:
@@ -80,7 +80,7 @@ def _recipe(table: str, title: str, epochs: int, minutes: tuple[float, float]) -
         defaults=DEFAULTS | {"table": table},
         data=(table,),
         scales={
-            "smoke": Scale(2, 1, 0.05, _SMOKE, smoke_hyper(entries)),
+            "smoke": Scale(2, 1, 0.05, SMOKE, smoke_hyper(entries)),
             "cpu": Scale(epochs, 1, minutes[0], hyper=_CPU_HYPER.get(table, {})),
             "paper": Scale(500, 3, minutes[1]),
         },

@@ -76,6 +76,16 @@ def test_every_setting_and_every_point_of_the_grid_is_accepted(name):
         assert {run.label for run in plan(recipe, scale, seeds=1)} == {entry.label for entry in recipe.entries}
 
 
+@pytest.mark.parametrize(
+    ("name", "varied"),
+    [("ablation-lambdas", {"wsd_weight", "fsd_weight"}), ("ablation-interval-precond", {"warmup_interval", "interval"})],
+)
+def test_ablations_of_a_preconditioner_have_the_settings_of_table_2(name, varied):
+    usual = next(entry.hyper for entry in RECIPES["cifar10-alexnet"].entries if entry.label == "APO-Precond")
+    for entry in RECIPES[name].entries:
+        assert {key: value for key, value in usual.items() if entry.hyper.get(key) != value}.keys() <= varied
+
+
 #: Multi30k is not the paper's data, so its BLEU has nothing to be held against.
 IN_TABLES = [name for name in NAMES if RECIPES[name].paper.startswith("Table") and name != "translation"]
 
