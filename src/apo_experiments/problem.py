@@ -55,6 +55,11 @@ class Problem:
     discrepancy: apo.Discrepancy | str = "auto"
     trained_as: nn.Module | None = None
 
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The weights that are trained."""
+        return [p for p in self.model.parameters() if p.requires_grad]
+
 
 @dataclass(frozen=True)
 class Budget:

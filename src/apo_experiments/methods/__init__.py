@@ -8,9 +8,8 @@ from apo_experiments.methods.packages import PACKAGES
 from apo_experiments.methods.plain import PLAIN
 from apo_experiments.methods.second_order import SECOND_ORDER
 from apo_experiments.methods.tuners import TUNERS
-from apo_experiments.methods.untuned import UNTUNED
 
 __all__ = ["METHODS", "complete"]
 
 #: All methods, by name.
-METHODS: dict[str, Method] = {**PLAIN, **SECOND_ORDER, **PACKAGES, **RATE, **PRECONDITIONED, **UNTUNED, **TUNERS}
+METHODS: dict[str, Method] = {**PLAIN, **SECOND_ORDER, **PACKAGES, **RATE, **PRECONDITIONED, **TUNERS}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -57,6 +58,12 @@ _STRUCTURES: dict[str, type[apo.Preconditioner]] = {
 #: The widest factor that learns at the full meta-rate.
 _WIDTH = 64
 
+#: Hyperparameters that the preconditioners take; not all of them take each.
+_OPTIONS = (
+    *("lr", "scale", "momentum", "clip", "weight_decay", "decoupled_weight_decay"),
+    *("conv", "max_dim", "matmul", "refresh_interval", "memory", "statistics"),
+)
+
 _WARMUPS = ("none", "sgdm", "adam")
 
 
@@ -94,22 +101,11 @@ def _build(structure: str, problem: Problem, hyper: Mapping[str, Any], budget: B
     build_rule, usual = _PRESETS[choose("preset", hyper["preset"], tuple(_PRESETS))]
     if structure == "eigenbasis" and hyper["preset"] == "default":
         usual = preconditioned.EIGENBASIS_META_OPTIMIZER
-    parameters = [p for p in problem.model.parameters() if p.requires_grad]
-    warmup = _warmup(parameters, hyper)
+    warmup = _warmup(problem.parameters, hyper)
     steps = min(3000, budget.steps // 10) if hyper["warmup_steps"] is None else hyper["warmup_steps"]
-    own = ("conv", "max_dim", "matmul", "refresh_interval", "memory", "statistics")
-    options = {name: hyper[name] for name in own if name in hyper}
+    options = {name: hyper[name] for name in _OPTIONS if name in hyper}
     optimizer = _STRUCTURES[structure](
-        problem.model,
-        hyper["lr"],
-        scale=hyper["scale"],
-        momentum=hyper["momentum"],
-        clip=hyper["clip"],
-        weight_decay=hyper["weight_decay"],
-        decoupled_weight_decay=hyper["decoupled_weight_decay"],
-        warmup=warmup,
-        warmup_steps=0 if warmup is None else steps,
-        **options,
+        problem.model, warmup=warmup, warmup_steps=0 if warmup is None else steps, **options
     )
     rule = build_rule(
         optimizer,
@@ -123,10 +119,7 @@ def _build(structure: str, problem: Problem, hyper: Mapping[str, Any], budget: B
 
 
 def _method(name: str, structure: str, summary: str, own: dict[str, Any]) -> Method:
-    def build(problem: Problem, hyper: Mapping[str, Any], budget: Budget) -> Stepper:
-        return _build(structure, problem, hyper, budget)
-
-    return Method(name, summary, build, COMMON | OBJECTIVE | _DEFAULTS | own)
+    return Method(name, summary, functools.partial(_build, structure), COMMON | OBJECTIVE | _DEFAULTS | own)
 
 
 #: Methods whose preconditioner is learned.

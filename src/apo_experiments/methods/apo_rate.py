@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ import apo
 from apo.rules import learning_rate, rate_and_momentum
 from apo_experiments.method import Method, Stepper
 from apo_experiments.methods.hyper import COMMON, choose
-from apo_experiments.methods.plain import BASE_DEFAULTS, BASES
+from apo_experiments.methods.muon_and_adamw import MuonAndAdamW
+from apo_experiments.methods.plain import BASES, PLAIN
 from apo_experiments.methods.tuned import OBJECTIVE, TunedStepper, described, meta_optimizer
 from apo_experiments.problem import Budget, Problem
 
@@ -56,28 +58,50 @@ def rate_rule(optimizer: torch.optim.Optimizer, hyper: Mapping[str, Any]) -> apo
 
 def _method(base: str) -> Method:
     def build(problem: Problem, hyper: Mapping[str, Any], budget: Budget) -> Stepper:
-        parameters = [p for p in problem.model.parameters() if p.requires_grad]
-        return TunedStepper(problem, rate_rule(BASES[base](parameters, hyper), hyper), hyper, budget)
+        return TunedStepper(problem, rate_rule(BASES[base](problem.parameters, hyper), hyper), hyper, budget)
 
     summary = f"{base} whose learning rate APO learns"
-    return Method(f"{base}-apo", summary, build, COMMON | BASE_DEFAULTS[base] | OBJECTIVE | _RULE)
+    return Method(f"{base}-apo", summary, build, {**PLAIN[base].defaults, **OBJECTIVE, **_RULE})
 
 
-def _build_rate_and_momentum(problem: Problem, hyper: Mapping[str, Any], budget: Budget) -> Stepper:
-    parameters = [p for p in problem.model.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(
-        parameters, lr=hyper["lr"], momentum=hyper["momentum"], weight_decay=hyper["weight_decay"]
-    )
+def _untuned(method: Method) -> Method:
+    """Return a method with every setting left to the library, which is told how long the run is."""
+    summary = f"{method.summary}, by the library's defaults"
+    defaults = {**method.defaults, "interval": None, "total_steps": "auto"}
+    return replace(method, name=f"{method.name}-untuned", summary=summary, defaults=defaults)
+
+
+def _muon(problem: Problem, hyper: Mapping[str, Any], budget: Budget) -> Stepper:
+    optimizer = MuonAndAdamW(problem.model, hyper["lr"], hyper["momentum"], hyper["betas"], hyper["weight_decay"])
+    return TunedStepper(problem, rate_rule(optimizer, hyper), hyper, budget)
+
+
+def _rate_and_momentum(problem: Problem, hyper: Mapping[str, Any], budget: Budget) -> Stepper:
+    own = {name: hyper[name] for name in ("lr", "momentum", "weight_decay")}
     factory = meta_optimizer(rate_and_momentum.META_OPTIMIZER, hyper)
-    return TunedStepper(problem, apo.RateAndMomentum(optimizer, factory), hyper, budget)
+    rule = apo.RateAndMomentum(torch.optim.SGD(problem.parameters, **own), factory)
+    return TunedStepper(problem, rule, hyper, budget)
 
 
-#: Methods whose rate is learned.
-RATE: dict[str, Method] = {f"{base}-apo": _method(base) for base in ("sgd", "sgdm", "rmsprop", "adam", "adamw")} | {
-    "apo-rate-momentum": Method(
+_RATE = {base: _method(base) for base in ("sgd", "sgdm", "rmsprop", "adam", "adamw")}
+_ADAMW = _untuned(_RATE["adamw"])
+_METHODS = (
+    *_RATE.values(),
+    Method(
         "apo-rate-momentum",
         "SGD whose learning rate and momentum APO learns together",
-        _build_rate_and_momentum,
+        _rate_and_momentum,
         COMMON | {"lr": 0.01, "momentum": 0.9} | OBJECTIVE | described(rate_and_momentum.META_OPTIMIZER),
-    )
-}
+    ),
+    _untuned(_RATE["sgdm"]),
+    _ADAMW,
+    Method(
+        "muon-apo-untuned",
+        "Muon for matrices and AdamW for the rest, with one rate that APO learns",
+        _muon,
+        {**_ADAMW.defaults, "momentum": 0.95},
+    ),
+)
+
+#: Methods whose rate is learned.
+RATE: dict[str, Method] = {method.name: method for method in _METHODS}

@@ -1,6 +1,6 @@
-"""Muon for the matrices of a network and AdamW for everything else, as one optimizer with one rate.
+"""Muon for the matrices of a network and AdamW for everything else, as one optimizer.
 
-Muon's step is scaled to the size of AdamW's ("match_rms_adamw"), so that one rate serves both, and APO can learn it.
+Muon's step is scaled to the size of AdamW's ("match_rms_adamw"), so that one rate can serve both, and APO can learn it.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ class MuonAndAdamW(Optimizer):
 
     Args:
         model: The network.
-        lr: The rate of both.
+        lr: The rate.
         momentum: Of Muon.
         betas: Of AdamW.
         weight_decay: Of both, decoupled.
+        adamw_lr: The rate of AdamW, if it is another.
 
     Raises:
         UserError: This torch has no Muon.
@@ -62,6 +63,7 @@ class MuonAndAdamW(Optimizer):
         momentum: float = 0.95,
         betas: tuple[float, float] = (0.9, 0.999),
         weight_decay: float = 0.0,
+        adamw_lr: float | None = None,
     ) -> None:
         if not hasattr(torch.optim, "Muon"):
             raise UserError(f"Muon needs torch 2.9 or newer, this is {torch.__version__}: install a newer torch.")
@@ -73,7 +75,8 @@ class MuonAndAdamW(Optimizer):
         if hidden:
             parts["muon"] = torch.optim.Muon(hidden, lr=lr, **options)
         if rest:
-            parts["adamw"] = torch.optim.AdamW(rest, lr=lr, betas=betas, weight_decay=weight_decay)
+            rate = lr if adamw_lr is None else adamw_lr
+            parts["adamw"] = torch.optim.AdamW(rest, lr=rate, betas=betas, weight_decay=weight_decay)
         groups = [{**group, "part": name} for name, part in parts.items() for group in part.param_groups]
         super().__init__(groups, {"lr": lr})
         self._parts = parts

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-from torch import Tensor, nn
+from torch import Tensor
 
 import apo
 from apo.discrepancy import for_loss
@@ -15,8 +15,8 @@ from apo_experiments.baselines import EKFAC, KFAC, CurvatureOptimizer
 from apo_experiments.errors import UserError
 from apo_experiments.method import Method, Stepper
 from apo_experiments.methods.hyper import COMMON
-from apo_experiments.methods.passes import forward, forward_context, training_pass
-from apo_experiments.methods.schedules import build_scheduler
+from apo_experiments.methods.passes import TrainingPass, forward, forward_context
+from apo_experiments.methods.plain import Driver, PlainStepper
 from apo_experiments.problem import Budget, Problem
 
 #: Hyperparameters beside the common ones.
@@ -77,56 +77,27 @@ class Likelihood:
 
 
 @final
-class SecondOrderStepper(Stepper):
-    """Trains with KFAC or EKFAC; steps without statistics run as fast as plain ones."""
+class _CurvatureDriver(Driver):
+    """Observes the curvature when it is time; steps without statistics run as fast as plain ones."""
 
-    def __init__(
-        self, problem: Problem, optimizer: CurvatureOptimizer, hyper: Mapping[str, Any], budget: Budget
-    ) -> None:
-        self._problem = problem
-        self._optimizer = optimizer
+    def __init__(self, optimizer: CurvatureOptimizer, problem: Problem, precision: str) -> None:
+        super().__init__(optimizer)
+        self._curvature, self._problem, self._precision = optimizer, problem, precision
         self._likelihood = Likelihood.of(_discrepancy(problem))
-        self._pass = training_pass(problem, hyper)  # for steps without statistics
-        self._precision = hyper["precision"]
-        self._clip = hyper["clip_grad_norm"]
-        self._scheduler = build_scheduler(optimizer, hyper, budget)
 
-    def step(self, inputs: Any, target: Any) -> Tensor:
-        """Forward, look at the curvature if it is time, backward, clip, step, schedule."""
-        watched = self._optimizer.wants_statistics
-        loss = self._watched_pass(inputs, target) if watched else self._pass(inputs, target)
-        if self._clip is not None:
-            nn.utils.clip_grad_norm_(self._problem.model.parameters(), self._clip)
-        self._optimizer.step()
-        if self._scheduler is not None:
-            self._scheduler.step()
-        return loss
-
-    def _watched_pass(self, inputs: Any, target: Any) -> Tensor:
+    def run(self, usual: TrainingPass, inputs: Any, target: Any) -> Tensor:
+        """Forward, look at the curvature if it is time, backward."""
+        if not self._curvature.wants_statistics:
+            return usual(inputs, target)
         model, likelihood = self._problem.model, self._likelihood
-        self._optimizer.zero_grad()
+        self._curvature.zero_grad()
         with forward_context(model, self._precision):
             output = forward(model, inputs)
             loss = self._problem.loss(output, target)
         tensor = likelihood.output(output)
-        self._optimizer.observe(tensor, likelihood.kind, scale=likelihood.scale(tensor))
+        self._curvature.observe(tensor, likelihood.kind, scale=likelihood.scale(tensor))
         loss.backward()
         return loss.detach()
-
-    def rate(self) -> float:
-        """Return the current rate."""
-        return float(self._optimizer.param_groups[0]["lr"])
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer, its curvature included, and the schedule."""
-        schedule = None if self._scheduler is None else self._scheduler.state_dict()
-        return {"optimizer": self._optimizer.state_dict(), "scheduler": schedule}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load them."""
-        self._optimizer.load_state_dict(state["optimizer"])
-        if self._scheduler is not None:
-            self._scheduler.load_state_dict(state["scheduler"])
 
 
 def _discrepancy(problem: Problem) -> apo.Discrepancy:
@@ -141,7 +112,8 @@ def _discrepancy(problem: Problem) -> apo.Discrepancy:
 def _method(name: str, optimizer_class: type[KFAC] | type[EKFAC], summary: str) -> Method:
     def build(problem: Problem, hyper: Mapping[str, Any], budget: Budget) -> Stepper:
         options = {key: hyper[key] for key in _DEFAULTS} | {"weight_decay": hyper["weight_decay"]}
-        return SecondOrderStepper(problem, optimizer_class(problem.model, **options), hyper, budget)
+        driver = _CurvatureDriver(optimizer_class(problem.model, **options), problem, hyper["precision"])
+        return PlainStepper(problem, driver, hyper, budget)
 
     return Method(name, summary, build, COMMON | _DEFAULTS)
 

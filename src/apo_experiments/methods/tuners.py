@@ -106,21 +106,19 @@ class _MechanicDriver(Driver):
 
 def _dog(problem: Problem, hyper: Mapping[str, Any], budget: Budget) -> Stepper:
     dog = _imported("dog", "dog-optimizer")
-    parameters = [p for p in problem.model.parameters() if p.requires_grad]
     normalised = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in problem.model.modules())
     first = hyper["reps_rel"] or (1e-4 if normalised else 1e-6)  # what its authors suggest
-    optimizer = dog.DoG(parameters, reps_rel=first, lr=hyper["lr"], weight_decay=hyper["weight_decay"])
+    optimizer = dog.DoG(problem.parameters, reps_rel=first, lr=hyper["lr"], weight_decay=hyper["weight_decay"])
     driver = _DoGDriver(optimizer, dog.PolynomialDecayAverager(problem.model), budget)
-    return PlainStepper(problem, [driver], hyper, budget)
+    return PlainStepper(problem, driver, hyper, budget)
 
 
 def _mechanic(problem: Problem, hyper: Mapping[str, Any], budget: Budget) -> Stepper:
     mechanize = _imported("mechanic_pytorch", "mechanic-pytorch").mechanize
-    parameters = [p for p in problem.model.parameters() if p.requires_grad]
     own = {name: hyper[name] for name in ("lr", "betas", "weight_decay")}
     # With differences stored, which its authors call slightly more accurate: recomputing them divides by zero at first.
-    optimizer = mechanize(torch.optim.AdamW, store_delta=True)(parameters, **own)
-    return PlainStepper(problem, [_MechanicDriver(optimizer)], hyper, budget)
+    optimizer = mechanize(torch.optim.AdamW, store_delta=True)(problem.parameters, **own)
+    return PlainStepper(problem, _MechanicDriver(optimizer), hyper, budget)
 
 
 def _copy(weights: Mapping[str, Tensor], model: nn.Module) -> None:

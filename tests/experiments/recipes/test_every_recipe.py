@@ -78,7 +78,10 @@ def test_every_setting_and_every_point_of_the_grid_is_accepted(name):
 
 @pytest.mark.parametrize(
     ("name", "varied"),
-    [("ablation-lambdas", {"wsd_weight", "fsd_weight"}), ("ablation-interval-precond", {"warmup_interval", "interval"})],
+    [
+        ("ablation-lambdas", {"wsd_weight", "fsd_weight"}),
+        ("ablation-interval-precond", {"warmup_interval", "interval"}),
+    ],
 )
 def test_ablations_of_a_preconditioner_have_the_settings_of_table_2(name, varied):
     usual = next(entry.hyper for entry in RECIPES["cifar10-alexnet"].entries if entry.label == "APO-Precond")
