@@ -27,7 +27,9 @@ def add_to(subparsers: argparse._SubParsersAction) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Write the page and print its path."""
-    import numpy  # noqa: F401  # the figures need it: if it is missing, that is said before anything is begun
+    # What the page needs: if it is missing, that is said before anything is begun.
+    import jinja2  # noqa: F401
+    import numpy  # noqa: F401
 
     from apo_experiments.report import write
 

@@ -1,8 +1,18 @@
-"""The report: one self-contained HTML page with every recipe, its figure, its table and how to repeat it."""
+"""The report: one self-contained HTML page with every recipe, its figure, its table and how to repeat it.
+
+``page.html`` is its template, and :mod:`~apo_experiments.report.sections` has what it says about each recipe.
+Nothing on it comes from elsewhere: no script, no font and no picture.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from apo_experiments.report.sections import Section
 
 __all__ = ["write"]
 
@@ -25,7 +35,6 @@ def write(path: Path, root: Path, scale: str | None = None) -> int:
     from apo_experiments.files import write_atomically
     from apo_experiments.recipes import RECIPES
     from apo_experiments.records import find
-    from apo_experiments.report.page import page
     from apo_experiments.report.sections import section
 
     records = find(root, scale=scale)
@@ -34,5 +43,24 @@ def write(path: Path, root: Path, scale: str | None = None) -> int:
     if not run:
         size = f" of scale {scale}" if scale else ""
         raise UserError(f"There are no records{size} in {root}: run `apo run` first, or name their folder with --runs.")
-    write_atomically(path, page(sections).encode(), "--out")
+    write_atomically(path, _page(sections).encode(), "--out")
     return run
+
+
+def _page(sections: Sequence[Section]) -> str:
+    import jinja2
+
+    from apo_experiments.comparable import MARK
+    from apo_experiments.figures.curves import axis_name
+    from apo_experiments.progress import counted, duration
+    from apo_experiments.recipe import NOT_IN_PAPER
+    from apo_experiments.results import figure_text, leader
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    environment.globals |= {"MARK": MARK, "NOT_IN_PAPER": NOT_IN_PAPER, "axis_name": axis_name, "counted": counted}
+    environment.globals |= {"duration": duration, "figure_text": figure_text, "leader": leader}
+    methods = {(one.recipe.name, entry.label): entry.method for one in sections for entry in one.recipe.entries}
+    today = datetime.now(timezone.utc).strftime("%d %B %Y").lstrip("0")
+    return environment.get_template("page.html").render(sections=sections, methods=methods, today=today)

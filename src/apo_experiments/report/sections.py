@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from apo_experiments.progress import counted
 from apo_experiments.publication.compact import clean_command
-from apo_experiments.recipe import Entry, Recipe
+from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record
 from apo_experiments.results import Result, current, findings, set_words, summarise
 from apo_experiments.roles import is_swept
@@ -27,74 +28,54 @@ class Part:
         records: Its runs.
         results: One for each entry.
         findings: Sentences on which method is best and what falls short.
-        figure: The figure as SVG, or None if there is nothing to draw.
+        figure: The figure as SVG in base64, or nothing if there is nothing to draw.
         others: How many runs with other settings (sweeps, ``--set``) are left out.
-        grids: How many points a sweep has tried, by label, if the best of them represents an entry.
-        sweeps: The commands that tried them.
+        commands: What repeats these runs.
     """
 
     scale: str
     records: list[Record]
     results: list[Result]
     findings: list[str]
-    figure: bytes | None
+    figure: str
     others: int
-    grids: Mapping[str, int] = field(default_factory=dict)
-    sweeps: Sequence[str] = ()
+    commands: list[str]
 
     @property
     def seconds(self) -> float:
         """Training time of all runs."""
         return sum((record.summary or {}).get("seconds") or 0.0 for record in self.records)
 
-    def command(self, recipe: Recipe) -> str:
-        """Return the commands that repeat these runs.
-
-        Args:
-            recipe: The recipe, whose own methods, length and settings need not be named.
-        """
-        run = [record for record in self.records if record.config.label not in self.grids]
-        return "\n".join([*self.sweeps, *_commands(recipe, self.scale, run)])
-
     def origins(self) -> list[tuple[str, str]]:
         """Return the distinct facts on where the runs come from, as pairs of a name and a text."""
-        found: dict[tuple[str, str], None] = {}
-        for record in self.records:
-            header = record.header
-            found["Command", shlex.join(map(str, header.get("command") or []))] = None
-            found["Commit", str(header.get("commit") or "unknown")] = None
-            found["Hardware", _facts(header.get("hardware"))] = None
-            found["Versions", _facts(header.get("versions"))] = None
-        order = ["Command", "Commit", "Hardware", "Versions"]
-        return sorted((pair for pair in found if pair[1]), key=lambda pair: order.index(pair[0]))
+        headers = [record.header for record in self.records]
+        facts = [("Command", shlex.join(map(str, header.get("command") or []))) for header in headers]
+        facts += [("Commit", str(header.get("commit") or "unknown")) for header in headers]
+        for name in ("hardware", "versions"):
+            found = [header.get(name) or {} for header in headers]
+            facts += [(name.capitalize(), ", ".join(f"{key} {value}" for key, value in one.items())) for one in found]
+        return [pair for pair in dict.fromkeys(facts) if pair[1]]
 
-    def settings(self) -> list[tuple[str, dict[str, Any]]]:
-        """Return the epochs, hyperparameters and options of each entry that was run."""
-        return [
-            (label, {"epochs": config.epochs, **config.hyper, **config.options})
-            for label, config in {record.config.label: record.config for record in self.records}.items()
-        ]
+    def settings(self) -> tuple[list[str], list[str], list[tuple[str, dict[str, str]]]]:
+        """Return the settings that all methods share, the keys of the others, and all settings of each method."""
+        configs = {record.config.label: record.config for record in self.records}
+        settings = {
+            label: {key: _text(value) for key, value in {"epochs": c.epochs, **c.hyper, **c.options}.items()}
+            for label, c in configs.items()
+        }
+        keys = list(dict.fromkeys(key for own in settings.values() for key in own))
+        shared = [key for key in keys if len({own.get(key) for own in settings.values()}) == 1]
+        first = next(iter(settings.values()))
+        differing = [key for key in keys if key not in shared]
+        return [f"{key} {first[key]}" for key in shared], differing, list(settings.items())
 
 
 @dataclass(frozen=True)
 class Section:
-    """A recipe in the report.
-
-    Attributes:
-        recipe: The recipe.
-        parts: Its scales that have records, the largest first.
-    """
+    """A recipe in the report, and its scales that have records, the largest first."""
 
     recipe: Recipe
     parts: list[Part]
-
-    def commands(self) -> list[str]:
-        """Return the commands that run the recipe at its scales."""
-        return [f"apo run {self.recipe.name} --scale {scale}" for scale in self.recipe.scales]
-
-    def entry(self, label: str) -> Entry:
-        """Return the entry of a label."""
-        return next(entry for entry in self.recipe.entries if entry.label == label)
 
 
 def section(recipe: Recipe, records: Sequence[Record]) -> Section:
@@ -119,21 +100,19 @@ def _part(recipe: Recipe, scale: str, own: Sequence[Record]) -> Part:
     chosen = current(recipe, scale, own)
     results = summarise(recipe, chosen)
     drawable = [record for record in chosen if record.rows]
-    figure = figures.svg(figures.draw(recipe, drawable)) if drawable else None
+    figure = base64.b64encode(figures.svg(figures.draw(recipe, drawable))).decode() if drawable else ""
     here = [record for record in own if record.config.scale == scale]
     grids = points_of_grids(here, chosen)
-    sentences = [*findings(recipe, scale, results), *_swept(grids)]
-    swept = [record for record in here if record.config.label in grids and is_swept(record)]
-    sweeps = list(dict.fromkeys(shlex.join(clean_command(record.header["command"])) for record in swept))
-    return Part(scale, chosen, results, sentences, figure, len(here) - len(chosen), grids, sweeps)
-
-
-def _swept(grids: Mapping[str, int]) -> list[str]:
-    """Return a note for each entry whose value is the best of many runs."""
-    return [
+    best_of = [
         f"{label} was swept: shown is the best of {counted(points, 'point')} of the grid."
         for label, points in grids.items()
     ]
+    swept = [record for record in here if record.config.label in grids and is_swept(record)]
+    sweeps = dict.fromkeys(shlex.join(clean_command(record.header["command"])) for record in swept)
+    run = [record for record in chosen if record.config.label not in grids]
+    commands = [*sweeps, *_commands(recipe, scale, run)]
+    sentences = [*findings(recipe, scale, results), *best_of]
+    return Part(scale, chosen, results, sentences, figure, len(here) - len(chosen), commands)
 
 
 def _commands(recipe: Recipe, scale: str, records: Sequence[Record]) -> list[str]:
@@ -157,15 +136,11 @@ def _commands(recipe: Recipe, scale: str, records: Sequence[Record]) -> list[str
 def _changes(usual: RunConfig, config: RunConfig) -> list[str]:
     """Return the options that turn the recipe's current plan into this run, for settings that it still has."""
     known, own = ({**run.hyper, **run.options} for run in (usual, config))
-    # As JSON: a record has lists where a plan has tuples.
     differing = [key for key in known if key in own and _text(known[key]) != _text(own[key])]
     length = [] if config.epochs == usual.epochs else ["--epochs", str(config.epochs)]
     return [*length, "--set", *set_words({key: own[key] for key in differing})] if differing else length
 
 
-def _facts(facts: Any) -> str:
-    return ", ".join(f"{name} {fact}" for name, fact in facts.items()) if isinstance(facts, dict) else ""
-
-
 def _text(setting: Any) -> str:
-    return json.dumps(setting, default=str)
+    """Write a setting; as JSON, because a record has lists where a plan has tuples."""
+    return setting if isinstance(setting, str) else json.dumps(setting, default=str)
