@@ -105,3 +105,17 @@ class Recipe:
     figure: str = "curves"
     notes: str = ""
     compute: Compute | None = None
+
+    @property
+    def best(self) -> Callable[..., Any]:
+        """Python's ``min`` or ``max``, by the goal."""
+        return min if self.goal == "min" else max
+
+    @property
+    def better(self) -> str:
+        """The goal in words."""
+        return "less is better" if self.goal == "min" else "more is better"
+
+    def worse(self, one: float, other: float) -> bool:
+        """Return whether one value of the metric is worse than another."""
+        return one > other if self.goal == "min" else one < other

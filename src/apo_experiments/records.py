@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 
@@ -28,6 +28,9 @@ from apo_experiments import provenance, renamed
 from apo_experiments.errors import UserError
 from apo_experiments.files import append, explained, flush_to_disk, write_atomically
 from apo_experiments.runs import RunConfig
+
+Thing = TypeVar("Thing")
+Key = TypeVar("Key", bound=Hashable)
 
 #: The file's name in a run's folder.
 NAME = "record.jsonl"
@@ -133,6 +136,19 @@ def find(root: Path, recipe: str | None = None, scale: str | None = None) -> lis
         if recipe in (None, record.config.recipe) and scale in (None, record.config.scale):
             records.append(record)
     return sorted(records, key=lambda record: not record.finished)
+
+
+def grouped(things: Iterable[Thing], key: Callable[[Thing], Key]) -> dict[Key, list[Thing]]:
+    """Group records, or anything else, by a key, in the order in which they come."""
+    groups: dict[Key, list[Thing]] = {}
+    for thing in things:
+        groups.setdefault(key(thing), []).append(thing)
+    return groups
+
+
+def by_label(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """Group records by the label of their entry."""
+    return grouped(records, lambda record: record.config.label)
 
 
 def _readable_lines(path: Path) -> list[dict[str, Any]]:

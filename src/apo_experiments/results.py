@@ -10,7 +10,7 @@ from typing import Any
 
 from apo_experiments.comparable import MARK, differences, own_method
 from apo_experiments.recipe import NOT_IN_PAPER, Recipe
-from apo_experiments.records import Record
+from apo_experiments.records import Record, by_label, grouped
 from apo_experiments.roles import chosen_by, is_swept
 from apo_experiments.runs import RunConfig
 
@@ -45,8 +45,8 @@ class Result:
 
     Example:
         >>> result = Result("SGDm", (75.0, 76.0), paper=75.73)
-        >>> result.mean, result.low, result.high
-        (75.5, 75.0, 76.0)
+        >>> result.mean
+        75.5
     """
 
     label: str
@@ -72,16 +72,6 @@ class Result:
         """The mean over the seeds."""
         return math.fsum(self.values) / len(self.values) if self.values else None
 
-    @property
-    def low(self) -> float | None:
-        """The smallest value."""
-        return min(self.values, default=None)
-
-    @property
-    def high(self) -> float | None:
-        """The largest value."""
-        return max(self.values, default=None)
-
     def spread(self) -> str:
         """Return the range over the seeds; empty for a single seed.
 
@@ -91,7 +81,8 @@ class Result:
         """
         if len(self.values) < 2:
             return ""
-        return "identical" if self.low == self.high else f"{figure_text(self.low)} to {figure_text(self.high)}"
+        low, high = min(self.values), max(self.values)
+        return "identical" if low == high else f"{figure_text(low)} to {figure_text(high)}"
 
 
 def value(record: Record, metric: str) -> float | None:
@@ -123,12 +114,9 @@ def current(recipe: Recipe, scale: str, records: Iterable[Record]) -> list[Recor
 
     planned = {variant(config) for config in plan(recipe, scale)}
     order = {entry.label: position for position, entry in enumerate(recipe.entries)}
-    groups: dict[str, list[Record]] = {}
-    for record in records:
-        if (record.config.recipe, record.config.scale) == (recipe.name, scale) and record.config.label in order:
-            groups.setdefault(record.config.label, []).append(record)
+    here = [record for record in records if (record.config.recipe, record.config.scale) == (recipe.name, scale)]
     chosen: list[Record] = []
-    for group in groups.values():
+    for group in by_label(record for record in here if record.config.label in order).values():
         by_hand = [record for record in group if not is_swept(record)]
         if not by_hand:
             chosen += best_of_grid(recipe, group)
@@ -156,10 +144,8 @@ def summarise(recipe: Recipe, records: Iterable[Record]) -> list[Result]:
         >>> [(result.label, result.mean, result.paper) for result in summarise(recipe, [run])]
         [('SGD', 0.5, None), ('APO', None, 0.25)]
     """
-    groups: dict[str, list[Record]] = {entry.label: [] for entry in recipe.entries}
-    for record in records:
-        groups[record.config.label].append(record)
-    return [result(recipe, entry.label, groups[entry.label]) for entry in recipe.entries]
+    groups = by_label(records)
+    return [result(recipe, entry.label, groups.get(entry.label, [])) for entry in recipe.entries]
 
 
 def result(recipe: Recipe, label: str, records: Sequence[Record]) -> Result:
@@ -200,7 +186,7 @@ def leader(recipe: Recipe, results: Iterable[Result], paper: bool = False) -> Re
     ranked = [(figure, result) for result in results if (figure := result.paper if paper else result.mean) is not None]
     if recipe.compute is not None or len(ranked) < (1 if paper else 2):  # exact updates do not compete
         return None
-    best = (min if recipe.goal == "min" else max)(figure for figure, _ in ranked)
+    best = recipe.best(figure for figure, _ in ranked)
     first = [result for figure, result in ranked if figure == best]
     return first[0] if len(first) == 1 else None
 
@@ -220,7 +206,9 @@ def findings(recipe: Recipe, scale: str, results: Sequence[Result]) -> list[str]
         "Not the paper's setting, whose figures stand in brackets: width 0.5 (paper: 1)."
     """
     sentences = []
-    first, paper_first = leader(recipe, results), _paper_leader(recipe, results)
+    first, paper_first = leader(recipe, results), leader(recipe, results, paper=True)
+    # Only if all methods that the paper compares are among the results, its best one is.
+    whole = {entry.label for entry in recipe.entries if entry.paper is not None} <= {result.label for result in results}
     values = [result for result in results if result.mean is not None]
     if recipe.compute is not None or not values:
         pass
@@ -228,9 +216,8 @@ def findings(recipe: Recipe, scale: str, results: Sequence[Result]) -> list[str]
         sentences.append("This scale shows that everything runs; its figures say nothing about the methods.")
     elif len(values) > 1:
         ours = f"{first.label} with {figure_text(first.mean)}" if first else "several alike"
-        if paper_first is None or any(result.differs for result in results):
-            other = ""
-        else:
+        other = ""
+        if paper_first is not None and whole and not any(result.differs for result in results):
             other = f"; in the paper: {paper_first.label} with {figure_text(paper_first.paper)}"
         sentences.append(f"In front here: {ours}{other}.")
     sentences += _reservations(results) if scale != "smoke" else []
@@ -238,7 +225,7 @@ def findings(recipe: Recipe, scale: str, results: Sequence[Result]) -> list[str]
         for result in results:
             if result.mean is None or result.paper is None or result.differs:
                 continue
-            if _worse(recipe, result.mean, result.paper):
+            if recipe.worse(result.mean, result.paper):
                 ours, theirs = figure_text(result.mean), figure_text(result.paper)
                 sentences.append(f"{result.label} falls short of the paper: {ours} against {theirs}.")
     return sentences + _incomplete(results)
@@ -278,21 +265,18 @@ def variant(config: RunConfig) -> str:
         >>> variant(first) == variant(newer)
         True
     """
-    hyper, options = complete_settings(config)
-    content: list[Any] = [config.label, config.method, config.epochs, hyper, options]
+    content = [config.label, config.method, config.epochs, complete_settings(config)]
     return json.dumps(content, sort_keys=True, default=str)
 
 
-def complete_settings(config: RunConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the hyperparameters and options of a run, with today's defaults for those that are newer than it."""
+def complete_settings(config: RunConfig) -> dict[str, Any]:
+    """Return the options and hyperparameters of a run, with today's defaults for those that are newer than it."""
     from apo_experiments.methods import METHODS
     from apo_experiments.recipes import RECIPES
 
     method, recipe = METHODS.get(config.method), RECIPES.get(config.recipe)
-    return (
-        {**(method.defaults if method else {}), **config.hyper},
-        {**(recipe.defaults if recipe else {}), **config.options},
-    )
+    options = {**(recipe.defaults if recipe else {}), **config.options}
+    return {**options, **(method.defaults if method else {}), **config.hyper}
 
 
 def one_per_seed(records: Iterable[Record]) -> list[Record]:
@@ -310,39 +294,23 @@ def _start(record: Record) -> str:
     return str(record.header.get("started", ""))
 
 
-def _paper_leader(recipe: Recipe, results: Sequence[Result]) -> Result | None:
-    """Return the paper's best method, if all that it compares are among the results."""
-    labels = {result.label for result in results}
-    whole = all(entry.label in labels for entry in recipe.entries if entry.paper is not None)
-    return leader(recipe, results, paper=True) if whole else None
-
-
-def _worse(recipe: Recipe, ours: float, theirs: float) -> bool:
-    return ours > theirs if recipe.goal == "min" else ours < theirs
-
-
 def _reservations(results: Sequence[Result]) -> list[str]:
     """Return what to know before comparing: how the task differs from the paper's, and which methods are not its."""
     shown = [result for result in results if result.values or result.diverged]
     brackets = ", whose figures stand in brackets" if any(result.paper is not None for result in shown) else ""
-    tasks, methods = (
-        dict.fromkeys(result.differs for result in shown if result.differs),
-        dict.fromkeys(result.own for result in shown if result.own),
-    )
-    sentences = [f"Not the paper's setting{brackets}: {text}." for text in tasks]
-    for text in methods:
-        labels = ", ".join(result.label for result in shown if result.own == text)
-        sentences.append(f"{MARK} Not the paper's method: {labels} with {text}.")
-    return sentences
+    tasks = dict.fromkeys(result.differs for result in shown if result.differs)
+    methods = grouped([result for result in shown if result.own], lambda result: result.own)
+    return [f"Not the paper's setting{brackets}: {text}." for text in tasks] + [
+        f"{MARK} Not the paper's method: {', '.join(result.label for result in own)} with {text}."
+        for text, own in methods.items()
+    ]
 
 
 def _incomplete(results: Sequence[Result]) -> list[str]:
-    diverged = [f"{result.label} ({result.diverged})" for result in results if result.diverged]
-    unfinished = [f"{result.label} ({result.unfinished})" for result in results if result.unfinished]
     missing = [r.label for r in results if not (r.values or r.diverged or r.unfinished)]
-    sentences = [f"Runs that diverged: {', '.join(diverged)}."] if diverged else []
-    if unfinished:
-        sentences.append(f"Unfinished runs, left out here: {', '.join(unfinished)}.")
-    if missing and len(missing) < len(results):
-        sentences.append(f"Not run yet: {', '.join(missing)}.")
-    return sentences
+    facts = {
+        "Runs that diverged": [f"{result.label} ({result.diverged})" for result in results if result.diverged],
+        "Unfinished runs, left out here": [f"{r.label} ({r.unfinished})" for r in results if r.unfinished],
+        "Not run yet": missing if len(missing) < len(results) else [],
+    }
+    return [f"{fact}: {', '.join(labels)}." for fact, labels in facts.items() if labels]

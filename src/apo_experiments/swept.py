@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from apo_experiments.recipe import Recipe
-from apo_experiments.records import Record
+from apo_experiments.records import Record, grouped
 from apo_experiments.results import value, variant
 from apo_experiments.roles import is_swept
 from apo_experiments.sweep.grid import judging_metric, worst
@@ -18,8 +18,7 @@ def best_of_grid(recipe: Recipe, records: Iterable[Record]) -> list[Record]:
     As in the sweep itself, validation data decide if there are any, a point is judged by the mean over its seeds, and a
     point that diverged for any seed is the worst. Of runs of several lengths, the longest count.
     """
-    best = min if recipe.goal == "min" else max
-    return best(_points(records), key=lambda point: judgement(recipe, point), default=[])
+    return recipe.best(_points(records), key=lambda point: judgement(recipe, point), default=[])
 
 
 def points_of_grids(records: Sequence[Record], shown: Iterable[Record]) -> dict[str, int]:
@@ -47,8 +46,5 @@ def _points(records: Iterable[Record]) -> list[list[Record]]:
     """Return the finished runs of the greatest length, those of one point together."""
     finished = [record for record in records if record.finished]
     longest = max((record.config.epochs for record in finished), default=0)
-    groups: dict[str, list[Record]] = {}
-    for record in finished:
-        if record.config.epochs == longest:
-            groups.setdefault(variant(record.config), []).append(record)
-    return list(groups.values())
+    whole = [record for record in finished if record.config.epochs == longest]
+    return list(grouped(whole, lambda record: variant(record.config)).values())

@@ -228,8 +228,7 @@ def _summary(
     if reason is not None:
         metrics = dict.fromkeys([*metrics, recipe.metric])
     comparable = [row for row in rows if row.get(recipe.metric) is not None]
-    best = min if recipe.goal == "min" else max
-    best_row = best(comparable, key=lambda row: row[recipe.metric]) if comparable else dict(metrics)
+    best_row = recipe.best(comparable, key=lambda row: row[recipe.metric], default=metrics)
     best_row = {name: value for name, value in best_row.items() if name != "kind"}
     summary = {"metrics": metrics, "best": best_row, "seconds": seconds, "steps": steps, "diverged": reason is not None}
     return summary if reason is None else {**summary, "reason": reason}

@@ -13,7 +13,7 @@ from typing import Any
 
 from apo_experiments.errors import UserError
 from apo_experiments.recipe import Recipe
-from apo_experiments.records import Record
+from apo_experiments.records import Record, grouped
 from apo_experiments.roles import is_trial, trial_command
 from apo_experiments.sweep.grid import holds_out, judging_metric
 from apo_experiments.swept import judgement
@@ -44,11 +44,8 @@ def choose(
     """
     tried = [record for record in records if _counts(recipe, label, scale, record, options)]
     longest = max((record.config.epochs for record in tried), default=0)
-    groups: dict[str, list[Record]] = {}
-    for record in tried:
-        if record.config.epochs == longest:
-            key = {key: value for key, value in record.config.hyper.items() if key not in _COMPUTATION}
-            groups.setdefault(json.dumps(key, sort_keys=True, default=str), []).append(record)
+    whole = [record for record in tried if record.config.epochs == longest]
+    groups = grouped(whole, lambda record: json.dumps(_searched(record), sort_keys=True, default=str))
     judged = [(judgement(recipe, group), group) for group in groups.values()]
     judged = [(figure, group) for figure, group in judged if math.isfinite(figure)]
     if not judged:
@@ -58,9 +55,8 @@ def choose(
             f"{what} with the options of these runs: run `apo sweep {recipe.name} --scale {scale} --method {label}` "
             "first, or name the database of a sweep with --storage."
         )
-    best = min if recipe.goal == "min" else max
-    figure, group = best(judged, key=lambda pair: pair[0])
-    hyper = {key: value for key, value in group[0].config.hyper.items() if key not in _COMPUTATION}
+    figure, group = recipe.best(judged, key=lambda pair: pair[0])
+    hyper = _searched(group[0])
     axes = varied([group[0].config.hyper for group in groups.values()])
     commands = {json.dumps(trial_command(record)): None for group in groups.values() for record in group}
     origin = {
@@ -96,6 +92,10 @@ def varied(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """
     keys = dict.fromkeys(key for setting in settings for key in setting)
     return [key for key in keys if len({json.dumps(setting.get(key), default=str) for setting in settings}) > 1]
+
+
+def _searched(record: Record) -> dict[str, Any]:
+    return {key: value for key, value in record.config.hyper.items() if key not in _COMPUTATION}
 
 
 def _counts(recipe: Recipe, label: str, scale: str, record: Record, options: Mapping[str, Any]) -> bool:

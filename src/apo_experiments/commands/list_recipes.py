@@ -75,7 +75,7 @@ def _details(recipe: Recipe, data_dir: Path | None) -> str:
     from apo_experiments.recipes import plan
 
     lines = [f"{recipe.name}: {recipe.title}", f"  paper   {recipe.paper}", f"  data    {_data(recipe, data_dir)}"]
-    lines.append(f"  metric  {recipe.metric} ({'less' if recipe.goal == 'min' else 'more'} is better)")
+    lines.append(f"  metric  {recipe.metric} ({recipe.better})")
     for name, scale in recipe.scales.items():
         size = f"{counted(scale.epochs, 'epoch')}, {counted(scale.seeds, 'seed')}"
         lines.append(f"  {name:<7} {size}, {_time(scale.minutes)}")

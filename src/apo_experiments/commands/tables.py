@@ -67,19 +67,17 @@ def comparison(recipe: Recipe, scale: str, results: Sequence[Result]) -> str:
 
     best, paper_best = leader(recipe, results), leader(recipe, results, paper=True)
     run = [result for result in results if result.values or result.diverged or result.unfinished]
-    rows = []
-    for result in run:
-        rows.append(
-            [
-                result.name,
-                figure_text(result.mean) + ("*" if result is best else " "),
-                result.spread(),
-                str(len(result.values)) + (f" + {result.diverged} diverged" if result.diverged else ""),
-                result.paper_text + ("*" if result is paper_best else " "),
-            ]
-        )
-    better = "less is better" if recipe.goal == "min" else "more is better"
-    title = f"{recipe.name} ({recipe.paper}), scale {scale}: {recipe.metric}, {better}"
+    rows = [
+        [
+            result.name,
+            figure_text(result.mean) + ("*" if result is best else " "),
+            result.spread(),
+            str(len(result.values)) + (f" + {result.diverged} diverged" if result.diverged else ""),
+            result.paper_text + ("*" if result is paper_best else " "),
+        ]
+        for result in run
+    ]
+    title = f"{recipe.name} ({recipe.paper}), scale {scale}: {recipe.metric}, {recipe.better}"
     title += " (* the best)" if best or paper_best else ""
     table = text_table(["method", "ours ", "seed to seed", "seeds", "paper "], rows, right=[1, 4])
     return "\n".join([title, table, *findings(recipe, scale, run)])

@@ -11,11 +11,11 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from apo_experiments.figures.bands import by_label, draw_band
+from apo_experiments.figures.bands import draw_band
 from apo_experiments.figures.curves import axis_name, rate_name
 from apo_experiments.figures.style import COLOURS, grid, scale_axis
 from apo_experiments.recipe import Recipe
-from apo_experiments.records import Record
+from apo_experiments.records import Record, by_label, grouped
 from apo_experiments.results import summarise
 
 
@@ -56,9 +56,7 @@ def _along(records: Sequence[Record], key: str, keys: Sequence[str]) -> list[lis
     """
     able = [record for record in records if key in _settings(record)] or list(records)
     others = [other for other in keys if other != key]
-    groups: dict[str, list[Record]] = {}
-    for record in able:
-        groups.setdefault(json.dumps([_text(_settings(record).get(other)) for other in others]), []).append(record)
+    groups = grouped(able, lambda record: tuple(_text(_settings(record).get(other)) for other in others))
     sizes = {name: len({_text(_settings(record).get(key)) for record in runs}) for name, runs in groups.items()}
     longest = max(sizes, key=lambda name: sizes[name])
     return (

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 
 from apo_experiments.records import Record
-
-
-def by_label(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """Group records that are in a recipe's order by their label."""
-    groups: dict[str, list[Record]] = {}
-    for record in records:
-        groups.setdefault(record.config.label, []).append(record)
-    return groups
 
 
 def seed_curves(records: Sequence[Record], column: str, x: str = "epoch") -> list[tuple[float, list[float]]]:

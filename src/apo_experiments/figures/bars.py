@@ -26,8 +26,8 @@ def bars(records: Sequence[Record], recipe: Recipe) -> Figure:
     shown = [result.mean for result in results if result.mean is not None] + [r.paper for r in results if r.paper]
     for position, result in enumerate(results):
         colour = styles[result.label]["color"]
-        if result.mean is not None and result.low is not None and result.high is not None:
-            axes.plot([result.low, result.high], [position] * 2, color=colour, linewidth=1.5)
+        if result.mean is not None:
+            axes.plot([min(result.values), max(result.values)], [position] * 2, color=colour, linewidth=1.5)
             axes.plot(result.values, [position] * len(result.values), "o", color=colour, markersize=4, alpha=0.6)
             axes.plot(result.mean, position, "|", color=colour, markersize=14, markeredgewidth=3)
         else:
@@ -42,7 +42,6 @@ def bars(records: Sequence[Record], recipe: Recipe) -> Figure:
         axes.set_xscale("log")
     else:
         axes.xaxis.set_major_locator(MaxNLocator(8))
-    better = "less is better" if recipe.goal == "min" else "more is better"
     paper = "; diamonds: the paper" if any(result.paper is not None for result in results) else ""
-    axes.set_xlabel(f"{axis_name(recipe.metric)} ({better}{paper})")
+    axes.set_xlabel(f"{axis_name(recipe.metric)} ({recipe.better}{paper})")
     return figure

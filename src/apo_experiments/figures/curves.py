@@ -8,10 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from apo_experiments.figures.bands import by_label, draw_band
+from apo_experiments.figures.bands import draw_band
 from apo_experiments.figures.style import grid, legend_below, line_styles, scale_axis
 from apo_experiments.recipe import Recipe
-from apo_experiments.records import Record
+from apo_experiments.records import Record, by_label, grouped
 
 __all__ = ["axis_name", "curves", "draw_panel", "rate_name"]
 
@@ -81,10 +81,8 @@ def _groups(recipe: Recipe, present: dict[str, list[Record]]) -> list[list[str]]
     """Return which labels share a row of axes."""
     if len(present) <= _MOST_LINES:
         return [list(present)]
-    groups: dict[str, list[str]] = {}
-    for entry in recipe.entries:
-        if entry.label in present:
-            groups.setdefault(entry.method.removesuffix("-apo"), []).append(entry.label)
+    methods = {entry.label: entry.method.removesuffix("-apo") for entry in recipe.entries}
+    groups = grouped([label for label in methods if label in present], methods.__getitem__)
     return list(groups.values()) if max(map(len, groups.values())) > 1 else [list(present)]
 
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from apo_experiments.figures.style import COLOURS, grid
 from apo_experiments.recipe import Recipe
-from apo_experiments.records import Record
+from apo_experiments.records import Record, grouped
 
 _TERMS = {"fsd_weight": "FSD", "wsd_weight": "WSD"}
 
@@ -23,10 +23,7 @@ _TERMS = {"fsd_weight": "FSD", "wsd_weight": "WSD"}
 def figure_1(records: Sequence[Record], recipe: Recipe) -> Figure:
     """Draw the curve before and after each update: strong proximal terms red, weak ones blue, as in the paper."""
     first = {record.config.label: record for record in reversed(records)}  # one seed is enough
-    panels: dict[str, list[Record]] = {}
-    for entry in recipe.entries:
-        if entry.label in first:
-            panels.setdefault(_terms(first[entry.label]), []).append(first[entry.label])
+    panels = grouped([first[entry.label] for entry in recipe.entries if entry.label in first], _terms)
     figure, (row,) = grid(1, len(panels))
     for axes, (title, members) in zip(row, panels.items(), strict=True):
         _draw(axes, sorted(members, key=_strength, reverse=True))

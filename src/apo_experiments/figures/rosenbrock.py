@@ -8,11 +8,10 @@ import numpy
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from apo_experiments.figures.bands import by_label
 from apo_experiments.figures.curves import draw_panel
 from apo_experiments.figures.style import grid, legend_below, line_styles
 from apo_experiments.recipe import Recipe
-from apo_experiments.records import Record
+from apo_experiments.records import Record, by_label
 
 
 def rosenbrock(records: Sequence[Record], recipe: Recipe) -> Figure:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from apo_experiments.files import write_atomically
 from apo_experiments.publication import compact
 from apo_experiments.recipes.no_tuning import FAMILY
 from apo_experiments.records import Record
@@ -46,21 +44,21 @@ def archive(records: Iterable[Record], folder: Path) -> list[Path]:
         if record.finished:
             path = path_of(record.config.recipe, record.config.scale, folder)
             if path not in files:
-                files[path] = {RunConfig.from_record(line["config"]).identity(): line for line in _lines(path)}
+                files[path] = {
+                    RunConfig.from_record(line["config"]).identity(): line for line in compact.read_lines(path)
+                }
             files[path][record.config.identity()] = _content(record)
     for path, runs in files.items():
-        ordered = sorted(runs.values(), key=lambda run: (run["config"]["label"], run["config"]["seed"]))
-        write_atomically(path, "".join(json.dumps(run) + "\n" for run in ordered).encode(), "--to")
+        compact.write_lines(
+            path, sorted(runs.values(), key=lambda run: (run["config"]["label"], run["config"]["seed"]))
+        )
     return list(files)
 
 
 def read(folder: Path) -> list[Record]:
     """Return all records of the benchmark below the folder of compact records."""
-    return [_record(line) for path in sorted((folder / FAMILY).glob("*/*.jsonl")) for line in _lines(path)]
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    files = sorted((folder / FAMILY).glob("*/*.jsonl"))
+    return [compact.record_of(line) for path in files for line in compact.read_lines(path)]
 
 
 def _content(record: Record) -> dict[str, Any]:
@@ -69,11 +67,3 @@ def _content(record: Record) -> dict[str, Any]:
     summary = {key: value for key, value in whole["summary"].items() if key != "best"}
     metrics = {name: value for name, value in summary.get("metrics", {}).items() if not name.startswith("apo/")}
     return {**whole, "summary": {**summary, "metrics": metrics}, "columns": kept}
-
-
-def _record(line: dict[str, Any]) -> Record:
-    columns = line["columns"]
-    count = len(next(iter(columns.values()), []))
-    rows = [{"kind": "row", **{name: values[i] for name, values in columns.items()}} for i in range(count)]
-    header = {key: value for key, value in line.items() if key not in ("columns", "summary")}
-    return Record(RunConfig.from_record(line["config"]), header, rows, {"kind": "summary", **line["summary"]})

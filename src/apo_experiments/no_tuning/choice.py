@@ -41,9 +41,8 @@ def regret(recipe: Recipe, found: float | None, best: float, guess: float) -> fl
 
 def tuned(recipe: Recipe, runs: Runs, base: str) -> str | None:
     """Return the label of the cosine of an optimizer that is best on held-out data, or None if none was run."""
-    best = min if recipe.goal == "min" else max
     labels = [label for rate in RATES[base] if runs.get(label := label_of(base, rate))]
-    return best(labels, key=lambda label: judgement(recipe, runs[label]), default=None)
+    return recipe.best(labels, key=lambda label: judgement(recipe, runs[label]), default=None)
 
 
 def calibrated(tasks: Mapping[str, tuple[Recipe, Runs]], base: str = "NadamW") -> str | None:
@@ -65,7 +64,7 @@ def calibrated(tasks: Mapping[str, tuple[Recipe, Runs]], base: str = "NadamW") -
     sums = dict.fromkeys(labels, 0.0)
     for recipe, runs in complete:
         judged = {label: judgement(recipe, runs[label]) for label in labels}
-        best = (min if recipe.goal == "min" else max)(judged.values())
+        best = recipe.best(judged.values())
         guess = guess_of(runs[labels[0]])
         for label, figure in judged.items():
             sums[label] += regret(recipe, figure, best, guess)

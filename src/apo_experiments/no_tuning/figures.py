@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from matplotlib.figure import Figure
@@ -61,11 +61,7 @@ def rates(runs: Mapping[str, tuple[Recipe, Runs]], tasks: Mapping[str, Task]) ->
                         draw_band(panel, shown, "rate", style, method)
             panel.set_yscale("log")
             panel.set_title(name.removeprefix(f"{FAMILY}-"), fontsize="small")
-        _hide(panels[len(tasks) :])
+        for panel in panels[len(tasks) :]:
+            panel.set_visible(False)
         legend_below(figure, panels[0])
     return figure
-
-
-def _hide(panels: Sequence) -> None:
-    for panel in panels:
-        panel.set_visible(False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ from apo_experiments.no_tuning.archive import read
 from apo_experiments.no_tuning.choice import Runs
 from apo_experiments.no_tuning.scores import Score, Task, scored, task_runs
 from apo_experiments.no_tuning.standings import standings
+from apo_experiments.publication.compact import rounded
 from apo_experiments.publication.page import replaced
-from apo_experiments.publication.tables import grid
+from apo_experiments.publication.tables import grid, machines
 from apo_experiments.recipe import SCALES, Recipe
 from apo_experiments.recipes.no_tuning import CHOOSING, FAMILY, RECIPES
 from apo_experiments.records import Record
@@ -72,25 +73,23 @@ def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
     for scale in _scales(records):
         for name, task in scored(task_runs(RECIPES.values(), scale, records)).items():
             for method, score in task.scores.items():
-                losses = score.train_losses
-                found.append(
-                    {
-                        "scale": scale,
-                        "task": name,
-                        "for_choosing": name in CHOOSING,
-                        "method": method,
-                        "entry": score.label,
-                        "metric": task.recipe.metric,
-                        "mean": _digits(score.mean),
-                        "spread": _digits(score.spread),
-                        "train_loss": _digits(sum(losses) / len(losses) if losses else None),
-                        "runs": score.runs,
-                        "dead": score.dead,
-                        "regret": _digits(score.regret),
-                        "regret_at_equal_time": _digits(score.regret_at_equal_time),
-                        "relative_time": _digits(score.relative_time),
-                    }
-                )
+                row = {
+                    "scale": scale,
+                    "task": name,
+                    "for_choosing": name in CHOOSING,
+                    "method": method,
+                    "entry": score.label,
+                    "metric": task.recipe.metric,
+                    "mean": score.mean,
+                    "spread": score.spread,
+                    "train_loss": score.train_loss,
+                    "runs": score.runs,
+                    "dead": score.dead,
+                    "regret": score.regret,
+                    "regret_at_equal_time": score.regret_at_equal_time,
+                    "relative_time": score.relative_time,
+                }
+                found.append({key: None if value != value else rounded(value) for key, value in row.items()})  # no NaN
     return found
 
 
@@ -101,6 +100,7 @@ def _scales(records: Sequence[Record]) -> list[str]:
 def _scale(scale: str, runs: Mapping[str, tuple[Recipe, Runs]]) -> str:
     tasks = scored(runs)
     missing = [name for name in RECIPES if name not in tasks]
+    untuned = [one.name for one in standings(tasks) if one.rank is not None]
     blocks = [f"## Scale {scale}"]
     if tasks:
         blocks += [
@@ -111,9 +111,11 @@ def _scale(scale: str, runs: Mapping[str, tuple[Recipe, Runs]]) -> str:
             f"{_used(tasks)} Test metric, and in brackets the regret in per cent; ± is the deviation over seeds.",
             _values(tasks),
             "Regret of every method without tuning, in per cent; **bold** is within 1% of the tuned rate or above it:",
-            _regrets(tasks),
+            _by_task(tasks, untuned, _marked),
             "Training loss of the last epoch:",
-            _losses(tasks),
+            _by_task(
+                tasks, ["SGDm tuned", "AdamW tuned", *untuned], lambda one: figure_text(one.train_loss).strip("-")
+            ),
             f"![Learned rates and tuned ones, task by task]({ASSETS}/rates-{scale}.png)",
         ]
     if missing:
@@ -124,12 +126,6 @@ def _scale(scale: str, runs: Mapping[str, tuple[Recipe, Runs]]) -> str:
 def _origin(tasks: Mapping[str, Task], runs: Mapping[str, tuple[Recipe, Runs]]) -> str:
     records = [record for name in tasks for group in runs[name][1].values() for record in group]
     seeds = sorted({len(group) for name in tasks for group in runs[name][1].values()})
-    machines = dict.fromkeys(
-        f"{(record.header.get('hardware') or {}).get('device', 'unknown')}, "
-        f"torch {(record.header.get('versions') or {}).get('torch', 'unknown')}, "
-        f"commit {str(record.header.get('commit') or 'unknown')[:10]}"
-        for record in records
-    )
     commands = dict.fromkeys(shlex.join(record.header.get("command") or []) for record in records)
     one_for_all = next(
         (t.scores[name].label for t in tasks.values() if (name := "NadamW calibrated") in t.scores), None
@@ -139,7 +135,7 @@ def _origin(tasks: Mapping[str, Task], runs: Mapping[str, tuple[Recipe, Runs]]) 
     )
     return (
         f"{len(tasks)} of {len(RECIPES)} tasks, {len(records)} runs, {' or '.join(map(str, seeds))} "
-        f"seed{'' if seeds == [1] else 's'} each, on {'; '.join(machines)}.{chosen}\n\n"
+        f"seed{'' if seeds == [1] else 's'} each, on {machines(records)}.{chosen}\n\n"
         "```bash\n" + "\n".join(command for command in commands if command) + "\n```"
     )
 
@@ -173,27 +169,29 @@ def _used(tasks: Mapping[str, Task]) -> str:
 
 
 def _values(tasks: Mapping[str, Task]) -> str:
-    body = []
-    for name, task in tasks.items():
-        cells = [_value(task.scores.get(method)) for method in _SHOWN]
-        body.append([f"`{_short(name)}`", task.recipe.metric.replace("_", " "), *cells])
+    body = [
+        [
+            f"`{_short(name)}`",
+            task.recipe.metric.replace("_", " "),
+            *(_value(task.scores[method]) if method in task.scores else "" for method in _SHOWN),
+        ]
+        for name, task in tasks.items()
+    ]
     return grid(["Experiment", "Metric", *_SHOWN], body)
 
 
-def _value(score: Score | None) -> str:
-    if score is None:
-        return ""
+def _value(score: Score) -> str:
     spread = "" if score.spread is None else f" ± {score.spread:.2g}"
     rate = f" at {score.label.rpartition('-cosine-')[2]}" if "tuned" in score.name else f" ({score.regret:.1f})"
     return f"{figure_text(score.mean)}{spread}{rate}"
 
 
-def _regrets(tasks: Mapping[str, Task]) -> str:
-    methods = [one.name for one in standings(tasks) if one.rank is not None]
-    body = []
-    for method in methods:
-        found = [task.scores.get(method) for task in tasks.values()]
-        body.append([method, *("" if score is None else _marked(score) for score in found)])
+def _by_task(tasks: Mapping[str, Task], methods: Sequence[str], cell: Callable[[Score], str]) -> str:
+    """Return a table with one row for each method and one column for each task."""
+    body = [
+        [method, *(cell(task.scores[method]) if method in task.scores else "" for task in tasks.values())]
+        for method in methods
+    ]
     return grid(["Method", *map(_short, tasks)], body)
 
 
@@ -202,19 +200,5 @@ def _marked(score: Score) -> str:
     return f"**{text}**" if score.regret <= 1.0 else text
 
 
-def _losses(tasks: Mapping[str, Task]) -> str:
-    methods = ["SGDm tuned", "AdamW tuned", *(one.name for one in standings(tasks) if one.rank is not None)]
-    body = []
-    for method in methods:
-        found = [task.scores.get(method) for task in tasks.values()]
-        losses = [() if score is None else score.train_losses for score in found]
-        body.append([method, *(figure_text(sum(own) / len(own)) if own else "" for own in losses)])
-    return grid(["Method", *map(_short, tasks)], body)
-
-
 def _short(name: str) -> str:
     return name.removeprefix(f"{FAMILY}-")
-
-
-def _digits(number: float | None) -> float | None:
-    return None if number is None or number != number else float(f"{number:.5g}")

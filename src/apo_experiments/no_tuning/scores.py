@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from apo_experiments.no_tuning.choice import Runs, calibrated, guess_of, regret, tuned
 from apo_experiments.recipe import Recipe
 from apo_experiments.recipes.untuned import USUAL, label_of, rivalry
-from apo_experiments.records import Record
+from apo_experiments.records import Record, by_label
 from apo_experiments.results import current, value
 
 __all__ = ["DEAD", "Score", "Task", "scored", "task_runs"]
@@ -53,6 +53,11 @@ class Score:
         return statistics.fmean(self.values) if self.values else None
 
     @property
+    def train_loss(self) -> float | None:
+        """The mean of the training losses."""
+        return statistics.fmean(self.train_losses) if self.train_losses else None
+
+    @property
     def spread(self) -> float | None:
         """The standard deviation of the values; None for fewer than two."""
         return statistics.stdev(self.values) if len(self.values) > 1 else None
@@ -77,10 +82,7 @@ def task_runs(recipes: Iterable[Recipe], scale: str, records: Sequence[Record]) 
     """Return the runs of each task that has any: one setting for each label."""
     found: dict[str, tuple[Recipe, Runs]] = {}
     for recipe in recipes:
-        runs: dict[str, list[Record]] = {}
-        for record in current(recipe, scale, records):
-            runs.setdefault(record.config.label, []).append(record)
-        if runs:
+        if runs := by_label(current(recipe, scale, records)):
             found[recipe.name] = recipe, runs
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,6 @@ from apo_experiments.files import write_atomically
 from apo_experiments.records import Record
 from apo_experiments.results import variant
 from apo_experiments.runs import RunConfig
-
-__all__ = ["LIMIT", "clean_command", "content", "existing", "find", "lines", "path_of", "read", "rounded", "write"]
 
 #: Maximum size of a file in bytes. Longer curves keep every second row, every fourth, ...
 LIMIT = 150_000
@@ -83,9 +81,9 @@ def content(record: Record, step: int = 1) -> dict[str, Any]:
     if "command" in about:
         about["command"] = clean_command(about["command"] or [])
     if about.get("chosen_by"):
-        commands = [clean_command(words) for words in about["chosen_by"].get("commands", [])]
-        about["chosen_by"] = {**about["chosen_by"], "commands": _distinct(commands)}
-    kept = list(reversed(list(reversed(record.rows))[::step]))
+        commands = {tuple(clean_command(words)): None for words in about["chosen_by"].get("commands", [])}
+        about["chosen_by"] = {**about["chosen_by"], "commands": [list(words) for words in commands]}
+    kept = record.rows[::-1][::step][::-1]
     names = dict.fromkeys(name for row in kept for name in row if name != "kind")
     columns = {name: [row.get(name) for row in kept] for name in names}
     summary = {key: value for key, value in (record.summary or {}).items() if key != "kind"}
@@ -117,17 +115,31 @@ def read(path: Path) -> Record:
         (True, [{'kind': 'row', 'step': 1}], {'loss': 1.0})
     """
     try:
-        whole = json.loads(path.read_text())
-        config = RunConfig.from_record(whole["config"])
-        header = {"kind": "header", **{key: whole[key] for key in ("config", *_ABOUT) if key in whole}}
-        columns = whole["columns"]
-        count = len(next(iter(columns.values()), []))
-        rows = [_row({name: values[index] for name, values in columns.items()}) for index in range(count)]
-        return Record(
-            config, header, renamed.rates_of_today(rows, config.hyper), {"kind": "summary", **whole["summary"]}
-        )
+        return record_of(json.loads(path.read_text()))
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise UserError(f"{path} is not a compact record ({type(error).__name__}): publish its run again.") from error
+
+
+def record_of(whole: dict[str, Any]) -> Record:
+    """Return the record that :func:`content` was made of, but for what it left out."""
+    config = RunConfig.from_record(whole["config"])
+    header = {"kind": "header", **{key: whole[key] for key in ("config", *_ABOUT) if key in whole}}
+    columns = whole["columns"]
+    rows = [
+        {"kind": "row", **{name: value for name, value in zip(columns, values, strict=True) if value is not None}}
+        for values in zip(*columns.values(), strict=True)
+    ]
+    return Record(config, header, renamed.rates_of_today(rows, config.hyper), {"kind": "summary", **whole["summary"]})
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a file with one in each line, or none if it does not exist."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def write_lines(path: Path, lines: Iterable[Mapping[str, Any]], option: str = "--to") -> None:
+    """Write a file with one object in each line."""
+    write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines).encode(), option)
 
 
 def find(folder: Path) -> list[Record]:
@@ -135,10 +147,6 @@ def find(folder: Path) -> list[Record]:
 
     Raises:
         UserError: A file is not a compact record.
-
-    Example:
-        >>> find(Path("nowhere"))
-        []
     """
     return [read(path) for path in sorted(folder.glob("*/*/*-seed*.json"))]
 
@@ -173,11 +181,3 @@ def rounded(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [rounded(entry) for entry in value]
     return float(f"{value:.5g}") if isinstance(value, float) else value
-
-
-def _row(row: dict[str, Any]) -> dict[str, Any]:
-    return {"kind": "row", **{name: value for name, value in row.items() if value is not None}}
-
-
-def _distinct(commands: Sequence[list[str]]) -> list[list[str]]:
-    return [json.loads(text) for text in dict.fromkeys(map(json.dumps, commands))]

@@ -14,9 +14,10 @@ from apo_experiments.progress import counted
 from apo_experiments.publication.compact import find
 from apo_experiments.publication.rows import Row, as_json, rows
 from apo_experiments.publication.summary import summary
-from apo_experiments.publication.tables import grid, seeds, spread, words
+from apo_experiments.publication.tables import grid, machines, seeds, spread, words
 from apo_experiments.publication.tuning_log import read_tuning
 from apo_experiments.recipe import Recipe
+from apo_experiments.records import grouped
 from apo_experiments.results import figure_text, findings, summarise
 
 BEGIN, END = "<!-- results:begin (made by `apo publish`) -->", "<!-- results:end -->"
@@ -108,9 +109,7 @@ def markdown(found: Sequence[Section], results: Path) -> str:
     """
     if not found:
         return "No records of such runs are committed yet."
-    tables: dict[tuple[str, str], list[Section]] = {}
-    for section in found:
-        tables.setdefault((section[0].paper, section[1]), []).append(section)
+    tables = grouped(found, lambda section: (section[0].paper, section[1]))
     return "\n\n".join(_table(title, scale, parts, results) for (title, scale), parts in tables.items())
 
 
@@ -131,7 +130,7 @@ def _details(recipe: Recipe, scale: str, own: Sequence[Row], results: Path) -> s
     shown = [row for row in own if not row.settings]
     records = [record for row in shown for record in row.records]
     sentences = findings(recipe, scale, summarise(recipe, records))
-    blocks = [f"#### {recipe.title}", " ".join([*sentences, _origin(shown)])]
+    blocks = [f"#### {recipe.title}", " ".join([*sentences, f"Run on {machines(records)}."])]
     blocks += [text for text in (_choices(shown), _tried(recipe, scale, results)) if text]
     blocks.append("```bash\n" + "\n".join(_commands(shown)) + "\n```")
     others = [row for row in own if row.settings]
@@ -145,17 +144,6 @@ def _details(recipe: Recipe, scale: str, own: Sequence[Row], results: Path) -> s
 
 def _figures(row: Row) -> list[str]:
     return [figure_text(row.result.mean), spread(row), seeds(row), str(row.config.epochs), f"{row.hours:.2g}"]
-
-
-def _origin(shown: Sequence[Row]) -> str:
-    facts = dict.fromkeys(
-        f"{(header.get('hardware') or {}).get('device', 'unknown')}, "
-        f"torch {(header.get('versions') or {}).get('torch', 'unknown')}, "
-        f"commit {str(header.get('commit') or 'unknown')[:10]}"
-        for row in shown
-        for header in (record.header for record in row.records)
-    )
-    return "Run on " + "; ".join(facts) + "."
 
 
 def _choices(shown: Sequence[Row]) -> str:
@@ -191,8 +179,6 @@ def _commands(shown: Sequence[Row]) -> Iterator[str]:
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"`{key}={_plain(entry)}`" for key, entry in settings.items())
-
-
-def _plain(entry: Any) -> str:
-    return f"{entry:g}" if isinstance(entry, float) else str(entry)
+    return ", ".join(
+        f"`{key}={f'{entry:g}' if isinstance(entry, float) else entry}`" for key, entry in settings.items()
+    )

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from apo_experiments.publication.compact import rounded
 from apo_experiments.recipe import Recipe
-from apo_experiments.records import Record
+from apo_experiments.records import Record, grouped
 from apo_experiments.results import Result, complete_settings, current, one_per_seed, result, variant
 from apo_experiments.runs import RunConfig
 
@@ -64,10 +65,7 @@ def rows(recipe: Recipe, scale: str, records: Sequence[Record]) -> list[Row]:
     """
     own = [record for record in records if (record.config.recipe, record.config.scale) == (recipe.name, scale)]
     shown = {record.config.label: record.config for record in current(recipe, scale, own)}
-    groups: dict[str, list[Record]] = {}
-    for record in own:
-        if record.config.label in shown:
-            groups.setdefault(variant(record.config), []).append(record)
+    groups = grouped([one for one in own if one.config.label in shown], lambda record: variant(record.config))
     order = {entry.label: position for position, entry in enumerate(recipe.entries)}
     found = []
     for group in map(one_per_seed, groups.values()):
@@ -81,7 +79,7 @@ def rows(recipe: Recipe, scale: str, records: Sequence[Record]) -> list[Row]:
 
 def as_json(row: Row) -> dict[str, Any]:
     """Return a row of ``docs/results.json``."""
-    return {
+    content = {
         "table": row.recipe.paper,
         "row": row.recipe.name,
         "scale": row.scale,
@@ -89,24 +87,17 @@ def as_json(row: Row) -> dict[str, Any]:
         "settings": dict(row.settings),
         "metric": row.recipe.metric,
         "paper": None if row.settings else row.result.paper,
-        "mean": _digits(row.result.mean),
-        "spread": _digits(row.spread),
+        "mean": row.result.mean,
+        "spread": row.spread,
         "seeds": len(row.result.values),
         "diverged": row.result.diverged,
         "epochs": row.config.epochs,
-        "hours": _digits(row.hours),
+        "hours": row.hours,
     }
-
-
-def _digits(number: float | None) -> float | None:
-    return None if number is None else float(f"{number:.5g}")
+    return {key: value if key in ("settings", "paper") else rounded(value) for key, value in content.items()}
 
 
 def _differences(usual: RunConfig, other: RunConfig) -> dict[str, Any]:
-    first, second = (
-        {"epochs": config.epochs, **options, **hyper}
-        for config in (usual, other)
-        for hyper, options in [complete_settings(config)]
-    )
+    first, second = ({"epochs": config.epochs, **complete_settings(config)} for config in (usual, other))
     keys = [key for key in second if json.dumps(first.get(key), default=str) != json.dumps(second[key], default=str)]
     return {key: second[key] for key in keys}

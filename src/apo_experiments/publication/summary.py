@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from apo_experiments.comparable import MARK
 from apo_experiments.publication.rows import Row
 from apo_experiments.publication.tables import anchor, grid, seeds, spread, words
 from apo_experiments.recipe import NOT_IN_PAPER, Entry, Recipe
+from apo_experiments.records import grouped
 from apo_experiments.results import figure_text
 
 #: One recipe at one scale, as in :mod:`apo_experiments.publication.page`.
@@ -36,13 +37,13 @@ def summary(found: Sequence[Section], recipes: Mapping[str, Recipe]) -> str:
     if not found:
         return "No records are committed yet."
     compared = [(section, pair) for section in found if (pair := _contest(section)) is not None]
-    ahead = sum(_better(recipe, apo, other) for (recipe, _, _), (apo, other) in compared)
+    ahead = sum(_ahead(recipe, apo, other) for (recipe, _, _), (apo, other) in compared)
     with_paper = [
-        (recipe, apo.result.mean, theirs.paper)
+        recipe.worse(apo.result.mean or 0.0, theirs.paper or 0.0)
         for (recipe, _, _), (apo, _) in compared
         if (theirs := _paper(recipe, apo=True)) and not apo.result.differs
     ]
-    reached = sum(not _worse(*values) for values in with_paper)
+    reached = len(with_paper) - sum(with_paper)
     others = [recipe for recipe, _, _ in found if all(recipe is not one[0] for one, _ in compared)]
     blocks = [
         f"APO ends ahead of the best other method in {ahead} of {len(compared)} experiments, and reaches the paper's "
@@ -51,9 +52,13 @@ def summary(found: Sequence[Section], recipes: Mapping[str, Recipe]) -> str:
         "the library's settings instead of the paper's.",
         grid(_HEADER, [_line(section, *pair) for section, pair in compared]),
     ]
-    other = [f"- {_link(recipe)}: {text}." for recipe, text in _other_settings(found)]
-    if other:
-        blocks.append("**Not the paper's setting:**\n\n" + "\n".join(other))
+    differing = [
+        f"- {_link(recipe)}: {'; '.join(texts)}."
+        for recipe, _, own in found
+        if (texts := dict.fromkeys(row.result.differs for row in own if not row.settings and row.result.differs))
+    ]
+    if differing:
+        blocks.append("**Not the paper's setting:**\n\n" + "\n".join(differing))
     if others:
         blocks.append(f"Also measured, without such a comparison: {', '.join(map(_link, others))}.")
     missing = [f"- {text}" for text in _missing(found, recipes)]
@@ -70,28 +75,19 @@ def _contest(section: Section) -> tuple[Row, Row] | None:
     """Return the best row of APO and the best row of any other method, or None if one of them is missing."""
     recipe, _, own = section
     rows = [row for row in own if not row.settings and row.result.mean is not None]
-    apo, others = [row for row in rows if "APO" in row.label], [row for row in rows if "APO" not in row.label]
-    if recipe.compute is not None or not apo or not others:
-        return None
-    return _best(recipe, apo), _best(recipe, others)
-
-
-def _best(recipe: Recipe, rows: Iterable[Row]) -> Row:
-    return _chooser(recipe)(rows, key=lambda row: row.result.mean)
-
-
-def _other_settings(found: Sequence[Section]) -> Iterator[tuple[Recipe, str]]:
-    """Yield the recipes that were not run as in the paper, and how they differ."""
-    for recipe, _, own in found:
-        texts = dict.fromkeys(row.result.differs for row in own if not row.settings and row.result.differs)
-        if texts:
-            yield recipe, "; ".join(texts)
+    apo, other = (
+        recipe.best(
+            (row for row in rows if ("APO" in row.label) == ours), key=lambda row: row.result.mean, default=None
+        )
+        for ours in (True, False)
+    )
+    return None if recipe.compute is not None or not apo or not other else (apo, other)
 
 
 def _paper(recipe: Recipe, apo: bool) -> Entry | None:
     """Return the method with the paper's best value, with APO or without."""
     entries = [entry for entry in recipe.entries if entry.paper is not None and ("APO" in entry.label) == apo]
-    return _chooser(recipe)(entries, key=lambda entry: entry.paper, default=None)
+    return recipe.best(entries, key=lambda entry: entry.paper, default=None)
 
 
 def _paper_text(recipe: Recipe, row: Row, apo: bool) -> str:
@@ -102,17 +98,9 @@ def _paper_text(recipe: Recipe, row: Row, apo: bool) -> str:
     return value if apo else f"{entry.label} {value}"
 
 
-def _chooser(recipe: Recipe) -> Callable:
-    return min if recipe.goal == "min" else max
-
-
-def _better(recipe: Recipe, apo: Row, other: Row) -> bool:
-    return _worse(recipe, other.result.mean, apo.result.mean)
-
-
-def _worse(recipe: Recipe, one: float | None, other: float | None) -> bool:
-    assert one is not None and other is not None
-    return one > other if recipe.goal == "min" else one < other
+def _ahead(recipe: Recipe, row: Row, other: Row) -> bool:
+    assert row.result.mean is not None and other.result.mean is not None
+    return recipe.worse(other.result.mean, row.result.mean)
 
 
 def _line(section: Section, apo: Row, other: Row) -> list[str]:
@@ -122,9 +110,9 @@ def _line(section: Section, apo: Row, other: Row) -> list[str]:
     return [
         _link(recipe) + ("" if scale == "paper" else f", {scale}"),
         words(recipe.metric),
-        _ours(apo, _better(recipe, apo, other)),
+        _ours(apo, _ahead(recipe, apo, other)),
         _paper_text(recipe, apo, apo=True),
-        _ours(other, _better(recipe, other, apo)),
+        _ours(other, _ahead(recipe, other, apo)),
         _paper_text(recipe, other, apo=False),
         ", ".join(runs),
         str(epochs) if epochs == whole else f"{epochs} of {whole}",
@@ -139,10 +127,7 @@ def _ours(row: Row, first: bool) -> str:
 def _missing(found: Sequence[Section], recipes: Mapping[str, Recipe]) -> Iterator[str]:
     """List which recipes have no records, which lack methods, and which were run at a smaller scale only."""
     measured = {recipe.name for recipe, _, _ in found}
-    absent: dict[str, list[Recipe]] = {}
-    for recipe in recipes.values():
-        if recipe.name not in measured:
-            absent.setdefault(recipe.paper, []).append(recipe)
+    absent = grouped([one for one in recipes.values() if one.name not in measured], lambda recipe: recipe.paper)
     rivals = absent.pop(NOT_IN_PAPER, [])
     if absent:
         groups = (f"{paper}: {', '.join(f'`{recipe.name}`' for recipe in group)}" for paper, group in absent.items())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from apo_experiments.publication.rows import Row
+from apo_experiments.records import Record
 
 #: Columns of text; all others hold numbers and are aligned to the right.
 _TEXT = ("Experiment", "Method", "Metric", "With")
@@ -25,6 +26,17 @@ def words(metric: str) -> str:
 def anchor(heading: str) -> str:
     """Return the address of a heading within its page, as both the site and GitHub build it."""
     return re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
+
+
+def machines(records: Iterable[Record]) -> str:
+    """Return where runs were made: devices, versions of torch and commits."""
+    facts = dict.fromkeys(
+        f"{(header.get('hardware') or {}).get('device', 'unknown')}, "
+        f"torch {(header.get('versions') or {}).get('torch', 'unknown')}, "
+        f"commit {str(header.get('commit') or 'unknown')[:10]}"
+        for header in (record.header for record in records)
+    )
+    return "; ".join(facts)
 
 
 def seeds(row: Row) -> str:

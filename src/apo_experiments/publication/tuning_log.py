@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from apo_experiments.files import write_atomically
-from apo_experiments.publication.compact import clean_command, rounded
+from apo_experiments.publication.compact import clean_command, read_lines, rounded, write_lines
 from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record
 from apo_experiments.results import value, variant
@@ -51,14 +49,13 @@ def log_tuning(recipe: Recipe, scale: str, records: Sequence[Record], folder: Pa
     path = folder / recipe.name / scale / _NAME
     known = {line["run"]: line for line in read_tuning(folder, recipe.name, scale)}
     merged = sorted({**new, **known}.values(), key=lambda line: (line["method"], line["epochs"], line["run"]))
-    write_atomically(path, "".join(json.dumps(line) + "\n" for line in merged).encode(), "--to")
+    write_lines(path, merged)
     return path
 
 
 def read_tuning(folder: Path, recipe: str, scale: str) -> list[dict[str, Any]]:
     """Return the lines of a log, or none if it does not exist."""
-    path = folder / recipe / scale / _NAME
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return read_lines(folder / recipe / scale / _NAME)
 
 
 def _line(recipe: Recipe, record: Record) -> dict[str, Any]:

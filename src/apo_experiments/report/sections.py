@@ -12,7 +12,7 @@ from typing import Any
 from apo_experiments.progress import counted
 from apo_experiments.publication.compact import clean_command
 from apo_experiments.recipe import Recipe
-from apo_experiments.records import Record
+from apo_experiments.records import Record, grouped
 from apo_experiments.results import Result, current, findings, set_words, summarise
 from apo_experiments.roles import is_swept
 from apo_experiments.runs import RunConfig
@@ -120,10 +120,7 @@ def _commands(recipe: Recipe, scale: str, records: Sequence[Record]) -> list[str
     from apo_experiments.recipes import plan
 
     planned = {config.label: config for config in plan(recipe, scale)}
-    groups: dict[tuple[str, ...], list[Record]] = {}
-    for record in records:
-        changes = tuple(_changes(planned[record.config.label], record.config))
-        groups.setdefault(changes, []).append(record)
+    groups = grouped(records, lambda record: tuple(_changes(planned[record.config.label], record.config)))
     commands = []
     for changes, runs in groups.items():
         labels = list(dict.fromkeys(record.config.label for record in runs))
