@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-__all__ = ["UserError", "needs_extra"]
+from collections.abc import Collection
+from typing import Any
+
+__all__ = ["UserError", "choose", "needs_extra"]
 
 
 class UserError(Exception):
     """An error whose message is one sentence for the user: what is wrong and what to do."""
+
+
+def choose(name: str, value: Any, choices: Collection[str]) -> Any:
+    """Return a value that must be one of several words."""
+    if value not in choices:
+        words = " or ".join(choices) if len(choices) == 2 else f"one of {', '.join(choices)}"
+        raise UserError(f"{name} was {value!r}: it must be {words}.")
+    return value
 
 
 def needs_extra(error: ModuleNotFoundError) -> str:

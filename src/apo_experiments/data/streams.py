@@ -38,10 +38,8 @@ class ImageBatches(EpochBatches):
         batch_size: Images in a batch; what is left of an epoch is left out.
         seed: Decides order, crops and flips.
         device: Where they go, once.
-        mean: Of each channel, with pixels in [0, 1]; None for zero.
-        std: Of each channel; None for one.
+        normalize: Applied to the images of a batch.
         augment: Whether to crop (4 pixels of black padding) and flip (every other image), both at random.
-        dtype: Of the images in a batch.
     """
 
     def __init__(
@@ -51,17 +49,15 @@ class ImageBatches(EpochBatches):
         batch_size: int,
         seed: int,
         device: torch.device | str = "cpu",
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
+        normalize: Normalization | None = None,
         augment: bool = False,
-        dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__(_steps(len(images), len(labels), batch_size), seed, device)
         if images.dtype != torch.uint8:
             raise TypeError(f"images must be torch.uint8, as loaded, got {images.dtype}")
         self._images, self._labels = images.to(device), labels.to(device)
         self._batch_size, self._augment = batch_size, augment
-        self._normalize = Normalization(mean, std, dtype, device)
+        self._normalize = normalize or Normalization(device=device)
         # Overwritten by each epoch.
         self._epoch_images, self._epoch_labels = torch.empty_like(self._images), torch.empty_like(self._labels)
 
@@ -97,23 +93,14 @@ class TableBatches(EpochBatches):
         batch_size: Rows in a batch; what is left of an epoch is left out.
         seed: Decides the order.
         device: Where they go, once.
-        dtype: Of inputs and, if they are floating-point numbers, targets; None leaves them as they are.
     """
 
     def __init__(
-        self,
-        inputs: Tensor,
-        targets: Tensor,
-        batch_size: int,
-        seed: int,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype | None = None,
+        self, inputs: Tensor, targets: Tensor, batch_size: int, seed: int, device: torch.device | str = "cpu"
     ) -> None:
         super().__init__(_steps(len(inputs), len(targets), batch_size), seed, device)
-        same = targets is inputs
-        self._inputs = inputs.to(device, dtype)
-        cast = dtype if targets.is_floating_point() else None
-        self._targets = self._inputs if same else targets.to(device, cast)
+        self._inputs = inputs.to(device)
+        self._targets = self._inputs if targets is inputs else targets.to(device)
         self._batch_size = batch_size
         self._order = torch.empty(0, dtype=torch.int64, device=device)
 

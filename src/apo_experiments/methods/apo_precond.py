@@ -12,8 +12,9 @@ from torch.optim import Optimizer
 
 import apo
 from apo.rules import preconditioned
+from apo_experiments.errors import choose
 from apo_experiments.method import Method, Stepper
-from apo_experiments.methods.hyper import COMMON, choose
+from apo_experiments.methods.hyper import COMMON
 from apo_experiments.methods.tuned import OBJECTIVE, TunedStepper, described, meta_optimizer
 from apo_experiments.problem import Budget, Problem
 
@@ -98,7 +99,7 @@ def _by_width(
 
 
 def _build(structure: str, problem: Problem, hyper: Mapping[str, Any], budget: Budget) -> Stepper:
-    build_rule, usual = _PRESETS[choose("preset", hyper["preset"], tuple(_PRESETS))]
+    build_rule, usual = _PRESETS[choose("preset", hyper["preset"], _PRESETS)]
     if structure == "eigenbasis" and hyper["preset"] == "default":
         usual = preconditioned.EIGENBASIS_META_OPTIMIZER
     warmup = _warmup(problem.parameters, hyper)

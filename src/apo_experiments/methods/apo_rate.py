@@ -10,8 +10,9 @@ import torch
 
 import apo
 from apo.rules import learning_rate, rate_and_momentum
+from apo_experiments.errors import choose
 from apo_experiments.method import Method, Stepper
-from apo_experiments.methods.hyper import COMMON, choose
+from apo_experiments.methods.hyper import COMMON
 from apo_experiments.methods.muon_and_adamw import MuonAndAdamW
 from apo_experiments.methods.plain import BASES, PLAIN
 from apo_experiments.methods.tuned import OBJECTIVE, TunedStepper, described, meta_optimizer
@@ -46,7 +47,7 @@ def rate_rule(optimizer: torch.optim.Optimizer, hyper: Mapping[str, Any]) -> apo
             None: ``look_ahead``, ``over_relaxation``, ``warm_start``, ``max_change``, ``meta_optimizer``,
             ``meta_lr``, ``meta_beta2``.
     """
-    build, usual = _PRESETS[choose("preset", hyper["preset"], tuple(_PRESETS))]
+    build, usual = _PRESETS[choose("preset", hyper["preset"], _PRESETS)]
     given = ("look_ahead", "over_relaxation", "warm_start")
     options: dict[str, Any] = {name: hyper[name] for name in given if hyper[name] is not None}
     if hyper["max_change"] is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from apo_experiments.errors import UserError
@@ -45,13 +45,6 @@ def complete(method: Method, overrides: Mapping[str, Any] | None = None) -> dict
             )
         values[name] = _coerce(name, value, method.defaults[name])
     return values
-
-
-def choose(name: str, value: Any, choices: Sequence[str]) -> Any:
-    """Return a value that must be one of several words."""
-    if value not in choices:
-        raise UserError(f"{name} was {value!r}: it must be one of {', '.join(choices)}.")
-    return value
 
 
 def _coerce(name: str, value: Any, default: Any) -> Any:

@@ -10,9 +10,9 @@ from typing import Any, final
 
 from torch.optim import Optimizer
 
-from apo_experiments.errors import UserError
+from apo_experiments.errors import UserError, choose
 from apo_experiments.method import Method, Stepper
-from apo_experiments.methods.hyper import COMMON, choose
+from apo_experiments.methods.hyper import COMMON
 from apo_experiments.methods.plain import Driver, PlainStepper
 from apo_experiments.methods.saved_state import load_plain_state, plain_state
 from apo_experiments.methods.schedules import WARM_UP

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from apo.passes.graphs import GraphedNetwork, capture, recorded
 from apo.passes.recording import as_call, tree_map
-from apo_experiments.methods.hyper import choose
+from apo_experiments.errors import choose
 from apo_experiments.problem import Problem
 
 #: Precisions; only "bf16-autocast" changes what a pass does, the others are the network's own.

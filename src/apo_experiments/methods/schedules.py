@@ -20,8 +20,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from apo_experiments.errors import UserError
-from apo_experiments.methods.hyper import choose
+from apo_experiments.errors import UserError, choose
 from apo_experiments.problem import Budget
 
 __all__ = ["SCHEDULES", "WARM_UP", "build_scheduler", "schedule_factor"]

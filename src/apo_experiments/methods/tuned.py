@@ -13,9 +13,8 @@ from torch.optim import Optimizer
 
 import apo
 from apo.rules.preconditioned import meta_adam
-from apo_experiments.errors import UserError
+from apo_experiments.errors import UserError, choose
 from apo_experiments.method import Stepper
-from apo_experiments.methods.hyper import choose
 from apo_experiments.methods.passes import EagerPass, forward_context, network_for_meta_steps, training_pass
 from apo_experiments.methods.schedules import build_scheduler
 from apo_experiments.problem import Budget, Problem

@@ -4,10 +4,9 @@ Networks for images take the number of ``classes``, the ``channels`` of the imag
 hidden width.
 """
 
-from apo_experiments.models.autoencoder import Autoencoder
 from apo_experiments.models.convolutional import VGG, AlexNet, LeNet
 from apo_experiments.models.decoding import beam_search
-from apo_experiments.models.mlp import MLP
+from apo_experiments.models.mlp import MLP, Autoencoder
 from apo_experiments.models.resnet import ResNet, resnet18, resnet32, resnet34
 from apo_experiments.models.toy import LinearPair, Rosenbrock
 from apo_experiments.models.transformer import Transformer

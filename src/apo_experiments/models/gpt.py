@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import final
 
 from torch import Tensor, nn
-from torch.nn import functional
+
+from apo_experiments.models.transformer import Attention
 
 __all__ = ["GPT"]
 
@@ -57,7 +58,7 @@ class GPT(nn.Module):
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)
         for block in self.blocks:  # residual sums keep their size whatever the depth
-            for layer in (block.mixed, block.narrow):  # type: ignore[union-attr]
+            for layer in (block.attention.output, block.feed_forward[-1]):  # type: ignore[union-attr, index]
                 nn.init.normal_(layer.weight, std=0.02 / (2 * layers) ** 0.5)  # type: ignore[arg-type, union-attr]
 
     def forward(self, text: Tensor) -> Tensor:
@@ -73,17 +74,14 @@ class _Block(nn.Module):
 
     def __init__(self, dimension: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.heads = heads
         self.before_attention, self.before_feed_forward = nn.LayerNorm(dimension), nn.LayerNorm(dimension)
-        self.query, self.key, self.value, self.mixed = (nn.Linear(dimension, dimension) for _ in range(4))
-        self.wide, self.narrow = nn.Linear(dimension, 4 * dimension), nn.Linear(4 * dimension, dimension)
+        self.attention = Attention(dimension, heads)
+        self.feed_forward = nn.Sequential(
+            nn.Linear(dimension, 4 * dimension), nn.GELU(), nn.Linear(4 * dimension, dimension)
+        )
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, hidden: Tensor) -> Tensor:
         seen = self.before_attention(hidden)
-        heads = [
-            layer(seen).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
-        ]
-        attended = functional.scaled_dot_product_attention(*heads, is_causal=True)
-        hidden = hidden + self.dropout(self.mixed(attended.transpose(1, 2).flatten(2)))
-        return hidden + self.dropout(self.narrow(functional.gelu(self.wide(self.before_feed_forward(hidden)))))
+        hidden = hidden + self.dropout(self.attention(seen, seen, causal=True))
+        return hidden + self.dropout(self.feed_forward(self.before_feed_forward(hidden)))

@@ -35,16 +35,9 @@ class ResNet(nn.Module):
     """
 
     def __init__(
-        self,
-        blocks: Sequence[int],
-        widths: Sequence[int],
-        shortcut: str = "convolution",
-        classes: int = 10,
-        channels: int = 3,
+        self, blocks: Sequence[int], widths: Sequence[int], shortcut: str, classes: int = 10, channels: int = 3
     ) -> None:
         super().__init__()
-        if shortcut not in ("convolution", "pad"):
-            raise ValueError(f"shortcut must be 'convolution' or 'pad', got {shortcut!r}")
         inputs = widths[0]
         self.stem = nn.Sequential(
             nn.Conv2d(channels, inputs, 3, padding=1, bias=False), nn.BatchNorm2d(inputs), nn.ReLU()

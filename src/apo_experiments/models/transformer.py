@@ -26,8 +26,6 @@ class Transformer(nn.Module):
         feed_forward: Units of the feed-forward layers.
         heads: Attention heads, a divisor of the dimension.
         dropout: On embeddings and on the output of every sublayer.
-        share: Which embeddings are one matrix: ``"all"`` (source, target and output), ``"output"`` (target and output)
-            or ``"none"``.
         norm_first: LayerNorm before each sublayer instead of after its residual connection.
         padding: Index of the padding word.
         max_length: The longest sentence.
@@ -41,7 +39,6 @@ class Transformer(nn.Module):
         feed_forward: int = 1024,
         heads: int = 4,
         dropout: float = 0.3,
-        share: str = "all",
         norm_first: bool = False,
         padding: int = 0,
         max_length: int = 512,
@@ -49,14 +46,12 @@ class Transformer(nn.Module):
         super().__init__()
         if dimension % 2 or dimension % heads:
             raise ValueError(f"dimension must be even and a multiple of heads ({heads}), got {dimension}")
-        if share not in ("all", "output", "none"):
-            raise ValueError(f"share must be 'all', 'output' or 'none', got {share!r}")
         self.padding = padding
         self.scale = math.sqrt(dimension)
-        self.target_embedding = _embedding(vocabulary, dimension, padding)
-        self.source_embedding = self.target_embedding if share == "all" else _embedding(vocabulary, dimension, padding)
-        # One matrix in two roles: the output layer has no separate weight.
-        self.output = nn.Linear(dimension, vocabulary, bias=False) if share == "none" else None
+        # One matrix for source, target and output.
+        self.embedding = nn.Embedding(vocabulary, dimension, padding_idx=padding)
+        with torch.no_grad():
+            self.embedding.weight.normal_(std=dimension**-0.5)[padding].zero_()
         self.dropout = nn.Dropout(dropout)
         options = (dimension, feed_forward, heads, dropout, norm_first)
         self.encoder = nn.ModuleList(_EncoderLayer(*options) for _ in range(layers))
@@ -84,33 +79,32 @@ class Transformer(nn.Module):
 
     def encode(self, source: Tensor) -> Tensor:
         """Return the encoder's vectors ``[batch, source length, dimension]``."""
-        hidden, mask = self._embed(source, self.source_embedding), self._mask(source)
+        hidden, mask = self._embed(source), self._mask(source)
         for layer in self.encoder:
             hidden = layer(hidden, mask)
         return self.encoder_norm(hidden)
 
     def decode(self, target: Tensor, memory: Tensor, source: Tensor) -> Tensor:
         """Return logits for the words so far, given what :meth:`encode` returned for ``source``."""
-        hidden, mask = self._embed(target, self.target_embedding), self._mask(source)
+        hidden, mask = self._embed(target), self._mask(source)
         for layer in self.decoder:
             hidden = layer(hidden, memory, mask)
-        hidden = self.decoder_norm(hidden)
-        return functional.linear(hidden, self.target_embedding.weight) if self.output is None else self.output(hidden)
+        return functional.linear(self.decoder_norm(hidden), self.embedding.weight)
 
-    def _embed(self, words: Tensor, embedding: nn.Embedding) -> Tensor:
+    def _embed(self, words: Tensor) -> Tensor:
         positions: Tensor = self.positions  # type: ignore[assignment]
         if words.shape[1] > len(positions):
             raise ValueError(
                 f"max_length must be at least the length of a sentence, {words.shape[1]}, got {len(positions)}"
             )
-        vectors = embedding(words)
+        vectors = self.embedding(words)
         return self.dropout(vectors * self.scale + positions[: words.shape[1]].to(vectors.dtype))
 
     def _mask(self, source: Tensor) -> Tensor:
         return (source != self.padding)[:, None, None, :]
 
 
-class _Attention(nn.Module):
+class Attention(nn.Module):
     """Multi-head attention."""
 
     def __init__(self, dimension: int, heads: int) -> None:
@@ -119,17 +113,14 @@ class _Attention(nn.Module):
         self.query, self.key, self.value, self.output = (nn.Linear(dimension, dimension) for _ in range(4))
 
     def forward(self, hidden: Tensor, memory: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        """Let ``hidden`` attend to ``memory``, both ``[batch, length, dimension]``."""
+        # Each ``[batch, heads, length, dimension / heads]``.
         query, key, value = (
-            self._split(self.query(hidden)),
-            self._split(self.key(memory)),
-            self._split(self.value(memory)),
+            vectors.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for vectors in (self.query(hidden), self.key(memory), self.value(memory))
         )
         mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal)
         return self.output(mixed.transpose(1, 2).flatten(2))
-
-    def _split(self, vectors: Tensor) -> Tensor:
-        """Map ``[batch, length, dimension]`` to ``[batch, heads, length, dimension / heads]``."""
-        return vectors.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
 class _Sublayer(nn.Module):
@@ -156,7 +147,7 @@ class _EncoderLayer(nn.Module):
 
     def __init__(self, dimension: int, feed_forward: int, heads: int, dropout: float, norm_first: bool) -> None:
         super().__init__()
-        self.attention, self.feed_forward = _Attention(dimension, heads), _feed_forward(dimension, feed_forward)
+        self.attention, self.feed_forward = Attention(dimension, heads), _feed_forward(dimension, feed_forward)
         self.around_attention, self.around_feed_forward = (_Sublayer(dimension, dropout, norm_first) for _ in range(2))
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
@@ -170,7 +161,7 @@ class _DecoderLayer(nn.Module):
 
     def __init__(self, dimension: int, feed_forward: int, heads: int, dropout: float, norm_first: bool) -> None:
         super().__init__()
-        self.attention, self.source_attention = _Attention(dimension, heads), _Attention(dimension, heads)
+        self.attention, self.source_attention = Attention(dimension, heads), Attention(dimension, heads)
         self.feed_forward = _feed_forward(dimension, feed_forward)
         self.around_attention, self.around_source, self.around_feed_forward = (
             _Sublayer(dimension, dropout, norm_first) for _ in range(3)
@@ -182,13 +173,6 @@ class _DecoderLayer(nn.Module):
         seen = self.around_source.before(hidden)
         hidden = self.around_source.after(hidden, self.source_attention(seen, memory, mask))
         return self.around_feed_forward.after(hidden, self.feed_forward(self.around_feed_forward.before(hidden)))
-
-
-def _embedding(vocabulary: int, dimension: int, padding: int) -> nn.Embedding:
-    embedding = nn.Embedding(vocabulary, dimension, padding_idx=padding)
-    with torch.no_grad():
-        embedding.weight.normal_(std=dimension**-0.5)[padding].zero_()
-    return embedding
 
 
 def _sinusoids(length: int, dimension: int) -> Tensor:

@@ -18,15 +18,7 @@ class WideResNet(nn.Module):
     It has ``depth`` = 6 n + 4 convolutional layers, and stages of 16-32-64 channels times ``widen``.
     """
 
-    def __init__(
-        self,
-        depth: int = 28,
-        widen: int = 10,
-        classes: int = 10,
-        channels: int = 3,
-        dropout: float = 0.0,
-        width: float = 1.0,
-    ) -> None:
+    def __init__(self, depth: int, widen: int, classes: int = 10, channels: int = 3, width: float = 1.0) -> None:
         super().__init__()
         if depth < 10 or (depth - 4) % 6:
             raise ValueError(f"depth must be 6 n + 4 for a whole n of at least 1 (10, 16, 22, 28, ...), got {depth}")
@@ -35,7 +27,7 @@ class WideResNet(nn.Module):
         blocks: list[nn.Module] = []
         for stage, outputs in enumerate(stages):
             for index in range((depth - 4) // 6):
-                blocks.append(_WideBlock(inputs, outputs, 2 if stage > 0 and index == 0 else 1, dropout))
+                blocks.append(_WideBlock(inputs, outputs, 2 if stage > 0 and index == 0 else 1))
                 inputs = outputs
         self.blocks = nn.Sequential(*blocks)
         self.norm = nn.BatchNorm2d(inputs)
@@ -51,14 +43,13 @@ class WideResNet(nn.Module):
 class _WideBlock(nn.Module):
     """BatchNorm and ReLU before each of two 3 x 3 convolutions; the shortcut branches off after the first pair."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, dropout: float) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.norm = nn.BatchNorm2d(inputs)
         self.residual = nn.Sequential(
             nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False),
             nn.BatchNorm2d(outputs),
             nn.ReLU(),
-            nn.Dropout(dropout),
             nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
         )
         self.shortcut = None

@@ -8,23 +8,23 @@ The penalty is part of the loss function, not of the optimizers, so that all of 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, final
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from apo.discrepancy import BernoulliKL
 from apo_experiments.data import images
 from apo_experiments.data.streams import TableBatches
-from apo_experiments.errors import UserError
-from apo_experiments.models.autoencoder import Autoencoder
+from apo_experiments.errors import choose
+from apo_experiments.models.mlp import Autoencoder
 from apo_experiments.models.widths import scaled
 from apo_experiments.problem import Problem
 from apo_experiments.recipe import Setting
-from apo_experiments.tasks.evaluation import mean_over
+from apo_experiments.tasks.evaluation import judged
 
-__all__ = ["DEFAULTS", "PenalisedLoss", "autoencoder", "pictures_of", "pixels"]
+__all__ = ["DEFAULTS", "PenalisedLoss", "autoencoder", "built", "entropy", "pictures_of"]
 
 #: Options: ``width`` multiplies the hidden sizes 1000-500-250-30, ``l2`` is the coefficient of the penalty,
 #: ``train_images`` takes the first so many.
@@ -48,19 +48,19 @@ def autoencoder(options: Mapping[str, Any], setting: Setting) -> Problem:
         options: See :data:`DEFAULTS`.
         setting: The seed decides the initial weights and the order of the images.
     """
-    train, test = (pixels(part, setting.device) for part in pictures_of(options, setting))
+    train, test = pictures_of(options, setting)
+    problem = built(train, options, setting)
+    objective = judged({"": (train, train)}, {"objective": problem.loss})
+    error = judged({"test": (test, test)}, {"error": _squared_error})
+    return replace(problem, evaluate=lambda model: {**objective(model), **error(model)})
+
+
+def built(train: Tensor, options: Mapping[str, Any], setting: Setting) -> Problem:
+    """Return the network, its loss and the stream of training pictures, without an evaluation."""
     sizes = [train.shape[1], *scaled([1000, 500, 250, 30], options["width"])]
     model = Autoencoder(sizes, initialisation=options["initialisation"]).to(setting.device)
-    loss = PenalisedLoss(model, options["l2"])
     stream = TableBatches(train, train, options["batch_size"], setting.seed, setting.device)
-
-    def evaluate(model: nn.Module) -> dict[str, float]:
-        return {
-            "objective": mean_over(model, lambda output, target: loss(output, target).reshape(1), train, train)[0],
-            "test_error": mean_over(model, _squared_error, test, test)[0],
-        }
-
-    return Problem(model, loss, stream, evaluate, BernoulliKL())
+    return Problem(model, PenalisedLoss(model, options["l2"]), stream, lambda model: {}, BernoulliKL())
 
 
 @final
@@ -72,25 +72,23 @@ class PenalisedLoss:
 
     def __call__(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the objective of a batch."""
-        entropy = F.binary_cross_entropy_with_logits(output, target, reduction="sum") / len(output)
-        return entropy + 0.5 * self._l2 * sum(parameter.square().sum() for parameter in self._parameters)
+        return entropy(output, target) + 0.5 * self._l2 * sum(p.square().sum() for p in self._parameters)
+
+
+def entropy(output: Tensor, target: Tensor) -> Tensor:
+    """Return the mean cross-entropy of a picture."""
+    return F.binary_cross_entropy_with_logits(output, target, reduction="sum") / len(output)
 
 
 def _squared_error(output: Tensor, target: Tensor) -> Tensor:
-    return (output.sigmoid() - target).square().sum(1).mean().reshape(1)
-
-
-def pixels(pictures: Tensor, device: torch.device) -> Tensor:
-    """Return pictures as rows of numbers from 0 to 1."""
-    return pictures.to(device).flatten(1).float() / 255
+    return (output.sigmoid() - target).square().sum(1).mean()
 
 
 def pictures_of(options: Mapping[str, Any], setting: Setting) -> tuple[Tensor, Tensor]:
-    """Return the training and the test pictures that the options ask for."""
-    if options["data"] == "official":
+    """Return the training and the test pictures that the options ask for, as rows of numbers from 0 to 1."""
+    if choose("data", options["data"], ("official", "generated")) == "official":
         pictures = images.load("mnist", setting.data_dir)
-    elif options["data"] == "generated":
-        pictures = images.generated((1, 12, 12), train=options["train_images"] or 512, test=64)
     else:
-        raise UserError(f"data was {options['data']!r}: it must be official or generated.")
-    return pictures.train_images[: options["train_images"]], pictures.test_images
+        pictures = images.generated((1, 12, 12), train=options["train_images"] or 512, test=64)
+    train, test = pictures.train_images[: options["train_images"]], pictures.test_images
+    return tuple(part.to(setting.device).flatten(1).float() / 255 for part in (train, test))  # type: ignore[return-value]

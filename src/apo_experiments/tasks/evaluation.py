@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,11 @@ import torch
 from torch import Tensor, nn
 
 _CHUNK = 8192
+
+#: Measures of outputs and targets, by name; each returns one number.
+Measures = Mapping[str, Callable[[Tensor, Any], Tensor]]
+#: Inputs and targets of one part of the data.
+Part = tuple[Tensor, Tensor]
 
 
 @contextmanager
@@ -53,3 +58,33 @@ def mean_over(
             output = model(part if prepare is None else prepare(part))
             sums.append(measures(output, target).double() * len(part))
     return (torch.stack(sums).sum(0) / len(inputs)).tolist()
+
+
+def judged(
+    parts: Mapping[str, Part],
+    measures: Measures,
+    guess: float | None = None,
+    prepare: Callable[[Tensor], Tensor] | None = None,
+    chunk: int = _CHUNK,
+) -> Callable[[nn.Module], dict[str, float]]:
+    """Return an evaluation: every measure of every part of the data.
+
+    Args:
+        parts: The data by name, such as ``test``, whose loss is ``test_loss``; of a part without name it is ``loss``.
+        measures: What is measured.
+        guess: The metric of a guess that does not look, which is reported too.
+        prepare: Applied to inputs before the network.
+        chunk: How many examples at a time.
+    """
+
+    def together(output: Tensor, target: Any) -> Tensor:
+        return torch.stack([measure(output, target) for measure in measures.values()])
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        found = {} if guess is None else {"guess": guess}
+        for part, data in parts.items():
+            values = mean_over(model, together, *data, prepare, chunk)
+            found |= {f"{part}_{name}".lstrip("_"): value for name, value in zip(measures, values, strict=True)}
+        return found
+
+    return evaluate

@@ -6,7 +6,7 @@ does not look at its input, the zero from which :mod:`apo_experiments.no_tuning`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,18 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from apo.discrepancy import BernoulliKL
 from apo_experiments.data import digits as digits_data
-from apo_experiments.data.streams import TableBatches
-from apo_experiments.models.autoencoder import Autoencoder
-from apo_experiments.models.mlp import MLP
-from apo_experiments.models.widths import scaled
 from apo_experiments.problem import Problem
 from apo_experiments.recipe import Setting
 from apo_experiments.tasks import autoencoder as whole_autoencoder
 from apo_experiments.tasks import images as whole_images
 from apo_experiments.tasks import uci as whole_uci
-from apo_experiments.tasks.evaluation import mean_over
+from apo_experiments.tasks.evaluation import Part, judged
 
 __all__ = ["AUTOENCODER", "DIGITS", "IMAGES", "TABLES", "autoencoder", "digits", "images", "tables"]
 
@@ -34,11 +29,6 @@ IMAGES = {key: value for key, value in whole_images.DEFAULTS.items() if key != "
 AUTOENCODER = whole_autoencoder.DEFAULTS
 TABLES = whole_uci.DEFAULTS
 DIGITS: dict[str, Any] = {"data": "official", "rows": None, "hidden": 100, "batch_size": 32}
-
-#: Measures of outputs and targets, by name; each returns one number.
-Measures = Mapping[str, Callable[[Tensor, Tensor], Tensor]]
-#: Inputs and targets of one part of the data.
-Part = tuple[Tensor, Tensor]
 
 
 def images(options: Mapping[str, Any], setting: Setting) -> Problem:
@@ -69,15 +59,9 @@ def digits(options: Mapping[str, Any], setting: Setting) -> Problem:
     else:
         inputs, labels = _generated_digits()
     train, valid, test = _parts(inputs[: options["rows"]], labels[: options["rows"]], setting.device)
-    hidden = int(options["hidden"])
-    model = MLP([inputs.shape[1], hidden, hidden, 10]).to(setting.device)
-    stream = TableBatches(*train, options["batch_size"], setting.seed, setting.device)
     guess = 100 * float((test[1] == train[1].mode().values).float().mean())
-    measures: Measures = {
-        "accuracy": lambda output, label: 100 * (output.argmax(1) == label).float().mean(),
-        "loss": F.cross_entropy,
-    }
-    return Problem(model, F.cross_entropy, stream, _judge({"valid": valid, "test": test}, measures, guess))
+    judge = judged({"valid": valid, "test": test}, whole_images.MEASURES, guess)
+    return whole_uci.perceptron(train, 10, F.cross_entropy, judge, options, setting)
 
 
 def tables(options: Mapping[str, Any], setting: Setting) -> Problem:
@@ -88,13 +72,10 @@ def tables(options: Mapping[str, Any], setting: Setting) -> Problem:
         >>> sorted(problem.evaluate(problem.model))
         ['guess', 'test_loss', 'valid_loss']
     """
-    table = whole_uci.table_of(options, setting)
-    train, valid, test = _parts(table.inputs[: options["rows"]], table.targets[: options["rows"]], setting.device)
-    hidden = int(options["hidden"])
-    model = MLP([train[0].shape[1], hidden, hidden, train[1].shape[1]]).to(setting.device)
-    stream = TableBatches(*train, options["batch_size"], setting.seed, setting.device)
+    train, valid, test = _parts(*whole_uci.table_of(options, setting), setting.device)
     guess = float(F.mse_loss(train[1].mean(0).expand_as(test[1]), test[1]))
-    return Problem(model, F.mse_loss, stream, _judge({"valid": valid, "test": test}, {"loss": F.mse_loss}, guess))
+    judge = judged({"valid": valid, "test": test}, {"loss": F.mse_loss}, guess)
+    return whole_uci.perceptron(train, train[1].shape[1], F.mse_loss, judge, options, setting)
 
 
 def autoencoder(options: Mapping[str, Any], setting: Setting) -> Problem:
@@ -106,21 +87,13 @@ def autoencoder(options: Mapping[str, Any], setting: Setting) -> Problem:
         >>> sorted(problem.evaluate(problem.model))
         ['guess', 'test_loss', 'valid_loss']
     """
-    pictures = whole_autoencoder.pictures_of(options, setting)
-    train, test = (whole_autoencoder.pixels(part, setting.device) for part in pictures)
+    train, test = whole_autoencoder.pictures_of(options, setting)
     held_out = len(train) // 10
     train, valid = train[held_out:], train[:held_out]
-    sizes = [train.shape[1], *scaled([1000, 500, 250, 30], options["width"])]
-    model = Autoencoder(sizes, initialisation=options["initialisation"]).to(setting.device)
-    stream = TableBatches(train, train, options["batch_size"], setting.seed, setting.device)
     mean = train.mean(0).clamp(1e-4, 1 - 1e-4)
     guess = float(F.binary_cross_entropy(mean.expand_as(test), test, reduction="sum") / len(test))
-    judge = _judge({"valid": (valid, valid), "test": (test, test)}, {"loss": _bernoulli}, guess)
-    return Problem(model, whole_autoencoder.PenalisedLoss(model, options["l2"]), stream, judge, BernoulliKL())
-
-
-def _bernoulli(output: Tensor, target: Tensor) -> Tensor:
-    return F.binary_cross_entropy_with_logits(output, target, reduction="sum") / len(output)
+    judge = judged({"valid": (valid, valid), "test": (test, test)}, {"loss": whole_autoencoder.entropy}, guess)
+    return replace(whole_autoencoder.built(train, options, setting), evaluate=judge)
 
 
 def _parts(inputs: Tensor, targets: Tensor, device: torch.device) -> tuple[Part, Part, Part]:
@@ -131,20 +104,6 @@ def _parts(inputs: Tensor, targets: Tensor, device: torch.device) -> tuple[Part,
     bounds = (slice(3 * tenth, None), slice(0, tenth), slice(tenth, 3 * tenth))
     train, valid, test = ((inputs[part], targets[part]) for part in bounds)
     return train, valid, test
-
-
-def _judge(parts: Mapping[str, Part], measures: Measures, guess: float) -> Callable[[nn.Module], dict[str, float]]:
-    def together(output: Tensor, target: Tensor) -> Tensor:
-        return torch.stack([measure(output, target) for measure in measures.values()])
-
-    def evaluate(model: nn.Module) -> dict[str, float]:
-        found = {"guess": guess}
-        for part, data in parts.items():
-            values = mean_over(model, together, *data)
-            found |= {f"{part}_{name}": value for name, value in zip(measures, values, strict=True)}
-        return found
-
-    return evaluate
 
 
 def _generated_digits(rows: int = 256) -> Part:

@@ -20,7 +20,7 @@ from apo_experiments.models.gpt import GPT
 from apo_experiments.models.transformer import Transformer
 from apo_experiments.problem import Problem
 from apo_experiments.recipe import Setting
-from apo_experiments.tasks.evaluation import evaluating, mean_over
+from apo_experiments.tasks.evaluation import evaluating, judged
 from apo_experiments.tasks.translation import FlatTargets, NextWord, corpus_of
 
 __all__ = ["CHARACTERS", "WORDS", "characters", "words"]
@@ -75,12 +75,7 @@ def characters(options: Mapping[str, Any], setting: Setting) -> Problem:
     stream = WindowBatches(train, context, options["batch_size"], setting.seed, setting.device)
     guess = _by_frequency(train, test[1:], len(alphabet))
     parts = {"valid": windows(valid, context), "test": windows(test, context)}
-
-    def evaluate(model: nn.Module) -> dict[str, float]:
-        losses = {f"{part}_loss": mean_over(model, _entropy, *data, chunk=_CHUNK)[0] for part, data in parts.items()}
-        return {**losses, "guess": guess}
-
-    return Problem(model, F.cross_entropy, stream, evaluate)
+    return Problem(model, F.cross_entropy, stream, judged(parts, {"loss": _entropy}, guess, chunk=_CHUNK))
 
 
 def words(options: Mapping[str, Any], setting: Setting) -> Problem:
@@ -125,7 +120,7 @@ def words(options: Mapping[str, Any], setting: Setting) -> Problem:
 
 
 def _entropy(logits: Tensor, target: Tensor) -> Tensor:
-    return F.cross_entropy(logits.float(), target.flatten()).reshape(1)
+    return F.cross_entropy(logits.float(), target.flatten())
 
 
 def _by_frequency(train: Tensor, test: Tensor, size: int) -> float:

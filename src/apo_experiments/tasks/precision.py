@@ -7,7 +7,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from apo_experiments.errors import UserError
+from apo_experiments.errors import choose
 
 #: Automatic mixed precision does not change the network; the training step applies it.
 _NUMBER_TYPES = {
@@ -20,9 +20,7 @@ _NUMBER_TYPES = {
 
 def number_type(precision: str) -> torch.dtype:
     """Return the type of a network's parameters."""
-    if precision not in _NUMBER_TYPES:
-        raise UserError(f"precision was {precision!r}: it must be one of {', '.join(_NUMBER_TYPES)}.")
-    return _NUMBER_TYPES[precision]
+    return _NUMBER_TYPES[choose("precision", precision, _NUMBER_TYPES)]
 
 
 def in_precision(model: nn.Module, precision: str) -> nn.Module:

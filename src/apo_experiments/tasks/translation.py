@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -12,7 +13,7 @@ from apo_experiments.data import text
 from apo_experiments.data.streams import TextBatches
 from apo_experiments.data.vocabulary import Vocabulary
 from apo_experiments.data.vocabulary import build as build_vocabulary
-from apo_experiments.errors import UserError
+from apo_experiments.errors import UserError, choose
 from apo_experiments.models.decoding import beam_search
 from apo_experiments.models.transformer import Transformer
 from apo_experiments.problem import Batches, Problem
@@ -154,13 +155,11 @@ class _Judge:
 
 def corpus_of(options: Mapping[str, Any], setting: Setting) -> text.ParallelText:
     """Return the text that the options ask for."""
-    if options["data"] == "official":
+    if choose("data", options["data"], ("official", "generated")) == "official":
         corpus = text.load(options["corpus"], setting.data_dir)
-    elif options["data"] == "generated":
-        corpus = text.generated(train=options["train_pairs"] or 400)
     else:
-        raise UserError(f"data was {options['data']!r}: it must be official or generated.")
-    return text.ParallelText(corpus.name, corpus.train[: options["train_pairs"]], corpus.valid, corpus.test)
+        corpus = text.generated(train=options["train_pairs"] or 400)
+    return replace(corpus, train=corpus.train[: options["train_pairs"]])
 
 
 def _sacrebleu() -> Any:

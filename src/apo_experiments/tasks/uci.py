@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,13 +10,13 @@ from torch.nn import functional as F
 
 from apo_experiments.data import tables
 from apo_experiments.data.streams import TableBatches
-from apo_experiments.errors import UserError
+from apo_experiments.errors import choose
 from apo_experiments.models.mlp import MLP
 from apo_experiments.problem import Problem
 from apo_experiments.recipe import Setting
-from apo_experiments.tasks.evaluation import mean_over
+from apo_experiments.tasks.evaluation import Part, judged
 
-__all__ = ["DEFAULTS", "table_of", "uci"]
+__all__ = ["DEFAULTS", "perceptron", "table_of", "uci"]
 
 #: Options: the table, where it comes from, units of each of the two hidden layers; the first so many ``rows``.
 DEFAULTS: dict[str, Any] = {
@@ -35,27 +35,31 @@ def uci(options: Mapping[str, Any], setting: Setting) -> Problem:
         options: See :data:`DEFAULTS`.
         setting: The seed decides the initial weights and the order of the rows.
     """
-    table = table_of(options, setting)
-    inputs, targets = table.inputs[: options["rows"]], table.targets[: options["rows"]]
-    inputs, targets = inputs.to(setting.device), targets.to(setting.device)
+    inputs, targets = table_of(options, setting)
+    judge = judged({"": (inputs, targets)}, {"objective": F.mse_loss})
+    return perceptron((inputs, targets), targets.shape[1], F.mse_loss, judge, options, setting)
+
+
+def perceptron(
+    rows: Part,
+    outputs: int,
+    loss: Callable[[Any, Any], Tensor],
+    evaluate: Callable[[nn.Module], dict[str, float]],
+    options: Mapping[str, Any],
+    setting: Setting,
+) -> Problem:
+    """Return the problem of a network with two hidden layers on rows of inputs and targets."""
     hidden = int(options["hidden"])
-    model = MLP([inputs.shape[1], hidden, hidden, targets.shape[1]]).to(setting.device)
-    stream = TableBatches(inputs, targets, options["batch_size"], setting.seed, setting.device)
-
-    def evaluate(model: nn.Module) -> dict[str, float]:
-        return {"objective": mean_over(model, _error, inputs, targets)[0]}
-
-    return Problem(model, F.mse_loss, stream, evaluate)
+    model = MLP([rows[0].shape[1], hidden, hidden, outputs]).to(setting.device)
+    stream = TableBatches(*rows, options["batch_size"], setting.seed, setting.device)
+    return Problem(model, loss, stream, evaluate)
 
 
-def _error(output: Tensor, target: Tensor) -> Tensor:
-    return F.mse_loss(output, target).reshape(1)
-
-
-def table_of(options: Mapping[str, Any], setting: Setting) -> tables.Table:
-    """Return the table that the options ask for."""
-    if options["data"] == "official":
-        return tables.load(options["table"], setting.data_dir)
-    if options["data"] != "generated":
-        raise UserError(f"data was {options['data']!r}: it must be official or generated.")
-    return tables.generated(rows=options["rows"] or 256, targets=2 if options["table"] == "parkinsons" else 1)
+def table_of(options: Mapping[str, Any], setting: Setting) -> Part:
+    """Return the inputs and targets that the options ask for."""
+    if choose("data", options["data"], ("official", "generated")) == "official":
+        table = tables.load(options["table"], setting.data_dir)
+    else:
+        table = tables.generated(rows=options["rows"] or 256, targets=2 if options["table"] == "parkinsons" else 1)
+    inputs, targets = (part[: options["rows"]].to(setting.device) for part in (table.inputs, table.targets))
+    return inputs, targets

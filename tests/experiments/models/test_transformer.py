@@ -45,9 +45,8 @@ def test_word_order_matters():
     assert not torch.allclose(model(source, target), model(source.flip(1), target))
 
 
-@pytest.mark.parametrize(("share", "matrices"), [("all", 1), ("output", 2), ("none", 3)])
-def test_sharing_leaves_as_many_vocabulary_matrices_as_it_says(share, matrices):
-    assert sum(p.shape[0] == 12 for p in tiny(share=share).parameters()) == matrices
+def test_source_target_and_output_share_one_matrix_of_the_vocabulary():
+    assert sum(p.shape[0] == 12 for p in tiny().parameters()) == 1
 
 
 def test_paper_size_has_the_expected_number_of_weights():
@@ -94,7 +93,7 @@ def test_greedy_takes_the_likeliest_word_each_time():
 @pytest.mark.parametrize("seed", range(6))
 def test_wide_beam_finds_the_best_of_all_translations(seed, penalty):
     torch.manual_seed(seed)
-    model = Transformer(5, layers=1, dimension=8, feed_forward=8, heads=2, share="none").double().eval()
+    model = Transformer(5, layers=1, dimension=8, feed_forward=8, heads=2).double().eval()
     source, length = torch.tensor([[3, 4, 4]]), 3
     candidates = [[*words, END] for size in range(length) for words in itertools.product([1, 3, 4], repeat=size)]
     candidates += [list(choice) for choice in itertools.product([1, 3, 4], repeat=length)]
