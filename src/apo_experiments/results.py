@@ -110,7 +110,7 @@ def current(recipe: Recipe, scale: str, records: Iterable[Record]) -> list[Recor
         records: All records; those of other recipes and scales are left out.
     """
     from apo_experiments.recipes import plan
-    from apo_experiments.swept import best_of_grid
+    from apo_experiments.tuning import best_of_grid
 
     planned = {variant(config) for config in plan(recipe, scale)}
     order = {entry.label: position for position, entry in enumerate(recipe.entries)}

@@ -67,7 +67,9 @@ class CurvatureOptimizer(Optimizer, ABC):
         kl_clip: float | None = None,
         seed: int = 0,
     ) -> None:
-        _check_positive(lr=lr, damping=damping, kl_clip=kl_clip)
+        for name, value in (("lr", lr), ("damping", damping), ("kl_clip", kl_clip)):
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be positive, got {value}")
         if not (0 <= momentum < 1 and 0 <= ema < 1):
             raise ValueError(f"momentum and ema must be at least 0 and below 1, got {momentum} and {ema}")
         if statistics_interval < 1 or inverse_interval < 1:
@@ -112,9 +114,7 @@ class CurvatureOptimizer(Optimizer, ABC):
         """Whether the coming step wants :meth:`observe` to be called."""
         return self.steps % self.statistics_interval == 0
 
-    def observe(
-        self, output: Tensor, kind: str = "categorical", *, scale: float = 1.0, mask: Tensor | None = None
-    ) -> None:
+    def observe(self, output: Tensor, kind: str = "categorical", *, scale: float = 1.0) -> None:
         """Gather statistics of the true Fisher from the forward pass that made ``output``.
 
         Args:
@@ -122,15 +122,10 @@ class CurvatureOptimizer(Optimizer, ABC):
             kind: ``"categorical"``, ``"bernoulli"`` or ``"gaussian"`` (unit variance).
             scale: If the training loss is this multiple of the negative log-likelihood of an example, the curvature
                 is that of the loss.
-            mask: Which places of a categorical output count, of the output's shape without its last dimension.
         """
         dtype = torch.promote_types(output.dtype, torch.float32)
         score = sampled_score(output.detach().to(dtype), kind, self._generator) * scale**0.5
-        if mask is None:
-            cases = output[..., 0].numel() if kind == "categorical" else output.shape[0]
-            self.observe_gradient(output, score, cases)
-        else:
-            self.observe_gradient(output, score * mask.unsqueeze(-1), mask.sum())
+        self.observe_gradient(output, score, output[..., 0].numel() if kind == "categorical" else output.shape[0])
 
     def observe_gradient(self, output: Tensor, gradient: Tensor, cases: Tensor | float) -> None:
         r"""Gather statistics of :math:`\frac{1}{M}\sum_m J_m^\top s_m s_m^\top J_m` for given :math:`s`.
@@ -180,24 +175,12 @@ class CurvatureOptimizer(Optimizer, ABC):
     # ------------------------------------------------------------------ the step
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore
-        """Move the weights along the preconditioned gradient.
-
-        Args:
-            closure: Evaluates the loss again, as in torch.
-
-        Returns:
-            What the closure returned.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: None = None) -> None:  # pyright: ignore
+        """Move the weights along the preconditioned gradient."""
         with torch.autocast(self._parameters()[0].device.type, enabled=False):
             self._move()
         self._forget()
         self.steps += 1
-        return loss
 
     def _move(self) -> None:
         if self.observations and (self.steps % self.inverse_interval == 0 or self.observations == 1):
@@ -210,15 +193,11 @@ class CurvatureOptimizer(Optimizer, ABC):
         trust = self._trust(directions, gradients, group["lr"])
         for index, p in enumerate(group["params"]):
             if p in directions:
-                step = self._with_momentum(index, directions[p] * trust, group["momentum"])
+                step = directions[p] * trust
+                if group["momentum"]:
+                    previous = self._momentum.setdefault(index, torch.zeros_like(step))
+                    step = previous.mul_(group["momentum"]).add_(step)
                 p.copy_(p.to(step.dtype) - group["lr"] * step)
-
-    def _with_momentum(self, index: int, step: Tensor, momentum: float) -> Tensor:
-        if not momentum:
-            return step
-        if index not in self._momentum:
-            self._momentum[index] = torch.zeros_like(step)
-        return self._momentum[index].mul_(momentum).add_(step)
 
     def _directions(self, gradients: Mapping[Tensor, Tensor]) -> dict[Tensor, Tensor]:
         directions = dict(gradients)
@@ -271,9 +250,3 @@ def _decayed(p: Tensor, weight_decay: float) -> Tensor:
     dtype = torch.promote_types(p.dtype, torch.float32)
     gradient = p.grad.to(dtype)
     return gradient.add(p.to(dtype), alpha=weight_decay) if weight_decay else gradient
-
-
-def _check_positive(**values: float | None) -> None:
-    for name, value in values.items():
-        if value is not None and not value > 0:
-            raise ValueError(f"{name} must be positive, got {value}")

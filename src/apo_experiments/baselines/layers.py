@@ -89,12 +89,10 @@ def factored_layers(network: nn.Module) -> Iterator[FactoredLayer]:
             continue
         layer = FactoredLayer(name, module)
         trains = all(p.requires_grad and owners[p] == 1 for p in layer.parameters)
-        if trains and (isinstance(module, nn.Linear) or _is_plain(module)):
+        if isinstance(module, nn.Conv2d) and (module.groups, module.padding_mode) != (1, "zeros"):
+            continue
+        if trains and getattr(module, "padding", None) != "same":
             yield layer
-
-
-def _is_plain(layer: nn.Conv2d) -> bool:
-    return layer.groups == 1 and layer.padding_mode == "zeros" and layer.padding != "same"
 
 
 def _patches(images: Tensor, layer: nn.Conv2d) -> Tensor:
@@ -102,13 +100,9 @@ def _patches(images: Tensor, layer: nn.Conv2d) -> Tensor:
 
     A view of all windows that is copied once: torch's ``unfold`` for images launches a kernel for every one of them.
     """
-    vertical, horizontal = _pair(layer.padding)
+    vertical, horizontal = (0, 0) if isinstance(layer.padding, str) else layer.padding  # "valid"
     windows = functional.pad(images, (horizontal, horizontal, vertical, vertical))
     for axis in (0, 1):
         extent = layer.dilation[axis] * (layer.kernel_size[axis] - 1) + 1
         windows = windows.unfold(2 + axis, extent, layer.stride[axis])[..., :: layer.dilation[axis]]
     return windows.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
-
-
-def _pair(padding: str | tuple[int, ...]) -> tuple[int, ...]:
-    return (0, 0) if isinstance(padding, str) else padding  # "valid"

@@ -11,7 +11,6 @@ from apo_experiments.commands.tables import text_table
 
 if TYPE_CHECKING:
     from apo_experiments.recipe import Recipe
-    from apo_experiments.runs import RunConfig
 
 
 def add_to(subparsers: argparse._SubParsersAction) -> None:
@@ -34,7 +33,11 @@ def execute(arguments: argparse.Namespace) -> int:
         print("\n\n".join(_details(recipe, arguments.data_dir) for recipe in chosen))
         return 0
     rows = [
-        [recipe.name, recipe.paper, *_minutes(recipe), _data(recipe, arguments.data_dir), recipe.title]
+        [
+            *(recipe.name, recipe.paper),
+            *(_time(recipe.scales[name].minutes) if name in recipe.scales else "-" for name in options.SCALES),
+            *(_data(recipe, arguments.data_dir), recipe.title),
+        ]
         for recipe in options.recipes(["all"])
     ]
     header = ["recipe", "paper", *options.SCALES, "data", "what it shows"]
@@ -42,10 +45,6 @@ def execute(arguments: argparse.Namespace) -> int:
     print("\nTimes are for all methods and seeds: smoke and cpu on two cores, paper on one GPU.")
     print("The data are needed at the scales cpu and paper; `apo data fetch NAME` gets what is missing.")
     return 0
-
-
-def _minutes(recipe: Recipe) -> list[str]:
-    return [_time(recipe.scales[name].minutes) if name in recipe.scales else "-" for name in options.SCALES]
 
 
 def _time(minutes: float) -> str:
@@ -69,9 +68,10 @@ def _data(recipe: Recipe, data_dir: Path | None) -> str:
 
 
 def _details(recipe: Recipe, data_dir: Path | None) -> str:
-    from apo_experiments.comparable import MARK, differences_of_scale
+    from apo_experiments.comparable import MARK, differences_of_scale, own_method
     from apo_experiments.methods import METHODS
     from apo_experiments.progress import counted
+    from apo_experiments.recipe import NOT_IN_PAPER
     from apo_experiments.recipes import plan
 
     lines = [f"{recipe.name}: {recipe.title}", f"  paper   {recipe.paper}", f"  data    {_data(recipe, data_dir)}"]
@@ -85,28 +85,16 @@ def _details(recipe: Recipe, data_dir: Path | None) -> str:
         lines.append(f"  claim   {recipe.notes}")
     lines.append("  methods (--method):")
     planned = {run.label: run for run in plan(recipe, list(recipe.scales)[-1], seeds=1)}
+    ours = {label for label, run in planned.items() if recipe.paper != NOT_IN_PAPER and own_method(run)}
     for entry in recipe.entries:
-        mark = f" {MARK}" if _is_own(recipe, planned[entry.label]) else ""
-        lines.append(f"    {entry.label}{mark}: {entry.method}  {_pairs({**entry.hyper, **entry.options})}".rstrip())
+        mark = f" {MARK}" if entry.label in ours else ""
+        pairs = " ".join(f"{key}={setting}" for key, setting in {**entry.hyper, **entry.options}.items())
+        lines.append(f"    {entry.label}{mark}: {entry.method}  {pairs}".rstrip())
         if entry.grid:
             lines.append("      grid: " + ", ".join(f"{key} in {list(points)}" for key, points in entry.grid.items()))
-    if any(_is_own(recipe, run) for run in planned.values()):
+    if ours:
         lines.append(f"    {MARK} not the paper's method: this library's settings")
     keys = {key for entry in recipe.entries if entry.method in METHODS for key in METHODS[entry.method].defaults}
-    lines.append(f"  --set takes epochs; of the task {_names(recipe.defaults)}; of the methods {_names(keys)}")
+    task, methods = (", ".join(sorted(names)) or "nothing" for names in (recipe.defaults, keys))
+    lines.append(f"  --set takes epochs; of the task {task}; of the methods {methods}")
     return "\n".join(lines)
-
-
-def _is_own(recipe: Recipe, run: RunConfig) -> bool:
-    from apo_experiments.comparable import own_method
-    from apo_experiments.recipe import NOT_IN_PAPER
-
-    return recipe.paper != NOT_IN_PAPER and bool(own_method(run))
-
-
-def _pairs(settings: dict) -> str:
-    return " ".join(f"{key}={setting}" for key, setting in settings.items())
-
-
-def _names(keys: object) -> str:
-    return ", ".join(sorted(keys)) or "nothing"  # type: ignore[arg-type]

@@ -1,8 +1,11 @@
-"""A subword vocabulary: byte-pair encoding by sentencepiece, one for both languages."""
+"""Vocabularies: subwords by sentencepiece, and whole words, which need no package."""
 
 from __future__ import annotations
 
 import io
+import re
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, final
 
@@ -10,18 +13,30 @@ from apo_experiments.data.text import Pair
 from apo_experiments.errors import UserError
 
 
-@final
-class Vocabulary:
-    """Text to numbers and back.
+class _Vocabulary(ABC):
+    """Text to numbers, one vocabulary for both languages.
 
     Attributes:
         pad: Fills short sentences.
         bos: Begins a sentence.
         eos: Ends a sentence.
-        unk: Replaces what the training text did not contain.
+        unk: Replaces what the training text did not contain, or too rarely.
     """
 
     pad, bos, eos, unk = 0, 1, 2, 3
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """Return the numbers of a sentence, without beginning and end."""
+
+    def encode_pairs(self, pairs: Iterable[Pair]) -> list[tuple[list[int], list[int]]]:
+        """Return both sides of each pair as numbers."""
+        return [(self.encode(source), self.encode(target)) for source, target in pairs]
+
+
+@final
+class Vocabulary(_Vocabulary):
+    """Subwords: byte-pair encoding by sentencepiece."""
 
     def __init__(self, model: bytes) -> None:
         self._processor: Any = _sentencepiece().SentencePieceProcessor(model_proto=model)
@@ -32,7 +47,7 @@ class Vocabulary:
         return int(self._processor.get_piece_size())
 
     def encode(self, text: str) -> list[int]:
-        """Return the pieces of a sentence, without beginning and end."""
+        """Return the pieces of a sentence."""
         return list(self._processor.encode(text))
 
     def decode(self, pieces: Sequence[int]) -> str:
@@ -44,10 +59,6 @@ class Vocabulary:
             if piece not in (self.pad, self.bos):
                 kept.append(int(piece))
         return str(self._processor.decode(kept))
-
-    def encode_pairs(self, pairs: Iterable[Pair]) -> list[tuple[list[int], list[int]]]:
-        """Return both sides of each pair as pieces."""
-        return [(self.encode(source), self.encode(target)) for source, target in pairs]
 
 
 def build(pairs: Sequence[Pair], size: int) -> Vocabulary:
@@ -90,3 +101,33 @@ def _sentencepiece() -> Any:
             "Translation needs the package sentencepiece: install it with `pip install 'apo-optim[experiments]'`."
         ) from error
     return sentencepiece
+
+
+@final
+class WordVocabulary(_Vocabulary):
+    """Words and punctuation marks, in lower case, to numbers.
+
+    Args:
+        pairs: The training text; both languages share the vocabulary.
+        size: The number of words, including the four special ones.
+
+    Example:
+        >>> vocabulary = WordVocabulary([("Ein Hund.", "A dog."), ("Ein Tag.", "A day.")], size=7)
+        >>> vocabulary.encode("A dog."), vocabulary.size
+        ([5, 3, 4], 7)
+    """
+
+    def __init__(self, pairs: Iterable[Pair], size: int) -> None:
+        counts = Counter(word for pair in pairs for side in pair for word in _words(side))
+        # By count and then by the alphabet, so that the order of the text does not matter.
+        frequent = sorted(counts, key=lambda word: (-counts[word], word))[: size - 4]
+        self._places = {word: place for place, word in enumerate(frequent, 4)}
+        self.size = 4 + len(frequent)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the words of a sentence."""
+        return [self._places.get(word, self.unk) for word in _words(text)]
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+|[^\w\s]", text.lower())

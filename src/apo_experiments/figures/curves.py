@@ -22,7 +22,8 @@ _MOST_LINES = 7
 def curves(records: Sequence[Record], recipe: Recipe) -> Figure:
     """Draw loss, metric and rate, seeds as bands."""
     groups = _groups(recipe, by_label(records))
-    columns = [column for column in dict.fromkeys(["train_loss", recipe.metric, "rate"]) if _has(records, column)]
+    known = {column for record in records for row in record.rows for column in row if row[column] is not None}
+    columns = [column for column in dict.fromkeys(["train_loss", recipe.metric, "rate"]) if column in known]
     figure, axes = grid(len(groups), max(len(columns), 1))
     for row, labels in zip(axes, groups, strict=True):
         chosen = [record for record in records if record.config.label in labels]
@@ -84,7 +85,3 @@ def _groups(recipe: Recipe, present: dict[str, list[Record]]) -> list[list[str]]
     methods = {entry.label: entry.method.removesuffix("-apo") for entry in recipe.entries}
     groups = grouped([label for label in methods if label in present], methods.__getitem__)
     return list(groups.values()) if max(map(len, groups.values())) > 1 else [list(present)]
-
-
-def _has(records: Sequence[Record], column: str) -> bool:
-    return any(row.get(column) is not None for record in records for row in record.rows)

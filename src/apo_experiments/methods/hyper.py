@@ -35,16 +35,19 @@ def complete(method: Method, overrides: Mapping[str, Any] | None = None) -> dict
     Strings are read as the default's type: ``"0.1"``, ``"true"``, ``"none"``, ``"0.9,0.98"``. Where the default is
     None, a string is read as what it looks like.
     """
-    values = dict(method.defaults)
-    for name, value in (overrides or {}).items():
-        if name not in values:
-            close = difflib.get_close_matches(name, values, n=1)
+    for name in overrides or {}:
+        if name not in method.defaults:
+            close = difflib.get_close_matches(name, method.defaults, n=1)
             hint = f"did you mean {close[0]!r}? " if close else ""
-            raise UserError(
-                f"method {method.name!r} has no hyperparameter {name!r}: {hint}It has {', '.join(sorted(values))}."
-            )
-        values[name] = _coerce(name, value, method.defaults[name])
-    return values
+            known = ", ".join(sorted(method.defaults))
+            raise UserError(f"method {method.name!r} has no hyperparameter {name!r}: {hint}It has {known}.")
+    return filled(method.defaults, overrides or {})
+
+
+def filled(defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults with some of them replaced, as in :func:`complete`; other keys are left out."""
+    own = {name: _coerce(name, value, defaults[name]) for name, value in overrides.items() if name in defaults}
+    return {**defaults, **own}
 
 
 def _coerce(name: str, value: Any, default: Any) -> Any:

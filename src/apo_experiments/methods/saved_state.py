@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from apo.passes.recording import tree_map
+
 _OBJECT = "tensors of an object"
 
 
@@ -78,10 +80,4 @@ def _is_object(value: Any) -> bool:
 
 def copied_to(value: Any, device: torch.device) -> Any:
     """Copy tensors to the device, in their own precision."""
-    if isinstance(value, Tensor):
-        return value.to(device).clone()
-    if isinstance(value, (list, tuple)):
-        return type(value)(copied_to(item, device) for item in value)
-    if isinstance(value, Mapping):
-        return {key: copied_to(item, device) for key, item in value.items()}
-    return value
+    return tree_map(lambda tensor: tensor.to(device).clone(), value)

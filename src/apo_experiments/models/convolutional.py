@@ -6,8 +6,7 @@ from typing import final
 
 from torch import Tensor, nn
 
-from apo_experiments.models.initialisation import initialise_he_
-from apo_experiments.models.widths import scaled
+from apo_experiments.models.parts import initialise_he_, scaled
 
 
 class _Convolutional(nn.Module):

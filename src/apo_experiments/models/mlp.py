@@ -8,7 +8,7 @@ from typing import final
 
 from torch import Tensor, nn
 
-from apo_experiments.models.initialisation import initialise_sparsely_
+from apo_experiments.models.parts import initialise_sparsely_
 
 
 @final

@@ -2,8 +2,7 @@
 
 - :mod:`~apo_experiments.no_tuning.archive` keeps the records of a task in one small file;
 - :mod:`~apo_experiments.no_tuning.choice` finds the tuned rates and the calibrated one;
-- :mod:`~apo_experiments.no_tuning.scores` scores a method on a task;
-- :mod:`~apo_experiments.no_tuning.standings` scores it over all tasks;
+- :mod:`~apo_experiments.no_tuning.scores` scores a method on a task, and over all tasks;
 - :mod:`~apo_experiments.no_tuning.page` writes ``docs/no-tuning.md``, :mod:`~apo_experiments.no_tuning.figures` draws.
 """
 

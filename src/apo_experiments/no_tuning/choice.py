@@ -12,7 +12,7 @@ from apo_experiments.recipe import Recipe
 from apo_experiments.recipes.untuned import RATES, label_of
 from apo_experiments.records import Record
 from apo_experiments.results import value
-from apo_experiments.swept import judgement
+from apo_experiments.tuning import judgement
 
 __all__ = ["calibrated", "regret", "tuned"]
 

@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 from apo_experiments.figures.bands import draw_band
 from apo_experiments.figures.style import COLOURS, applied, grid, legend_below
 from apo_experiments.no_tuning.choice import Runs
-from apo_experiments.no_tuning.scores import Task
-from apo_experiments.no_tuning.standings import NEAR, standings
+from apo_experiments.no_tuning.scores import NEAR, Task, standings
 from apo_experiments.recipe import Recipe
 from apo_experiments.recipes.no_tuning import FAMILY
 

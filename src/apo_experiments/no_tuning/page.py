@@ -11,11 +11,10 @@ from typing import Any
 from apo_experiments.files import write_atomically
 from apo_experiments.no_tuning.archive import read
 from apo_experiments.no_tuning.choice import Runs
-from apo_experiments.no_tuning.scores import Score, Task, scored, task_runs
-from apo_experiments.no_tuning.standings import standings
+from apo_experiments.no_tuning.scores import Score, Task, scored, standings, task_runs
 from apo_experiments.publication.compact import rounded
 from apo_experiments.publication.page import replaced
-from apo_experiments.publication.tables import grid, machines
+from apo_experiments.publication.rows import grid, machines
 from apo_experiments.recipe import SCALES, Recipe
 from apo_experiments.recipes.no_tuning import CHOOSING, FAMILY, RECIPES
 from apo_experiments.records import Record

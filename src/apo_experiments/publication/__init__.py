@@ -2,8 +2,7 @@
 
 - :mod:`~apo_experiments.publication.compact` writes and reads the records;
 - :mod:`~apo_experiments.publication.tuning_log` logs the runs that were made to choose hyperparameters;
-- :mod:`~apo_experiments.publication.rows` turns records into rows of a table;
-- :mod:`~apo_experiments.publication.tables` has the Markdown that tables share;
+- :mod:`~apo_experiments.publication.rows` turns records into rows of a table, and has the Markdown that tables share;
 - :mod:`~apo_experiments.publication.summary` compares APO with the other methods and lists what is missing;
 - :mod:`~apo_experiments.publication.page` writes the page.
 """

@@ -12,9 +12,8 @@ from apo_experiments.errors import UserError
 from apo_experiments.files import write_atomically
 from apo_experiments.progress import counted
 from apo_experiments.publication.compact import find
-from apo_experiments.publication.rows import Row, as_json, rows
+from apo_experiments.publication.rows import Row, as_json, grid, machines, rows, seeds, spread, words
 from apo_experiments.publication.summary import summary
-from apo_experiments.publication.tables import grid, machines, seeds, spread, words
 from apo_experiments.publication.tuning_log import read_tuning
 from apo_experiments.recipe import Recipe
 from apo_experiments.records import grouped

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from apo_experiments.comparable import MARK
-from apo_experiments.publication.rows import Row
-from apo_experiments.publication.tables import anchor, grid, seeds, spread, words
+from apo_experiments.publication.rows import Row, anchor, grid, seeds, spread, words
 from apo_experiments.recipe import NOT_IN_PAPER, Entry, Recipe
 from apo_experiments.records import grouped
 from apo_experiments.results import figure_text

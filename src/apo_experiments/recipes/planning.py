@@ -10,9 +10,9 @@ from contextlib import suppress
 from typing import Any
 
 from apo_experiments.errors import UserError
-from apo_experiments.method import Method
-from apo_experiments.methods import METHODS, complete
-from apo_experiments.recipe import Entry, Recipe, Scale
+from apo_experiments.methods import METHODS
+from apo_experiments.methods.hyper import filled
+from apo_experiments.recipe import Entry, Recipe
 from apo_experiments.runs import RunConfig
 
 #: Precisions in which the network itself is in 16 bits, which is the task's business.
@@ -52,8 +52,9 @@ def plan(
     numbers = range(size.seeds if seeds is None else seeds) if seeds is None or isinstance(seeds, int) else seeds
     runs = []
     for entry in entries:
-        options = _options(recipe, size, entry, changes)
-        hyper = _hyper(recipe, size, entry, changes)
+        # Options are read from strings like hyperparameters: by the type of their defaults.
+        options = filled(recipe.defaults, {**size.options, **entry.options, **changes})
+        hyper = filled(_defaults(recipe, entry), {**entry.hyper, **size.hyper.get(entry.label, {}), **changes})
         if "precision" in options and "precision" in hyper:
             hyper["precision"] = options["precision"]
         elif hyper.get("precision") in _CAST_BY_THE_TASK:
@@ -80,15 +81,14 @@ def _chosen(recipe: Recipe, labels: Iterable[str] | None) -> list[Entry]:
     return list(chosen.values())
 
 
-def _hyper_keys(recipe: Recipe, entry: Entry) -> set[str]:
+def _defaults(recipe: Recipe, entry: Entry) -> Mapping[str, Any]:
     """Return the hyperparameters of an entry; where nothing is trained, they are those that the recipe names."""
-    return set(entry.hyper) if recipe.compute is not None else set(METHODS[entry.method].defaults)
+    return entry.hyper if recipe.compute is not None else METHODS[entry.method].defaults
 
 
 def _check_keys(recipe: Recipe, entries: Sequence[Entry], changes: Mapping[str, Any]) -> None:
     """Raise an error for a key that neither the task nor any of the methods has."""
-    hyper = set().union(*(_hyper_keys(recipe, entry) for entry in entries)) if entries else set()
-    known = {"epochs", *recipe.defaults, *hyper}
+    known = {"epochs", *recipe.defaults, *(key for entry in entries for key in _defaults(recipe, entry))}
     for key in changes:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
@@ -103,25 +103,6 @@ def _check_finite(changes: Mapping[str, Any]) -> None:
             with suppress(TypeError, ValueError):  # no number
                 if not math.isfinite(float(part)):
                     raise UserError(f"{key} was {value!r}: numbers must be finite.")
-
-
-def _options(recipe: Recipe, size: Scale, entry: Entry, changes: Mapping[str, Any]) -> dict[str, Any]:
-    own = {key: value for key, value in changes.items() if key in recipe.defaults}
-    # Options are read from strings like hyperparameters: by the type of their defaults.
-    return complete(_as_method(recipe.name, recipe.defaults), {**size.options, **entry.options, **own})
-
-
-def _hyper(recipe: Recipe, size: Scale, entry: Entry, changes: Mapping[str, Any]) -> dict[str, Any]:
-    own = {key: value for key, value in changes.items() if key in _hyper_keys(recipe, entry)}
-    method = _as_method(recipe.name, entry.hyper) if recipe.compute is not None else METHODS[entry.method]
-    return complete(method, {**entry.hyper, **size.hyper.get(entry.label, {}), **own})
-
-
-def _as_method(name: str, defaults: Mapping[str, Any]) -> Method:
-    def refuse(*_: Any) -> Any:
-        raise AssertionError(f"{name} has settings but trains nothing")
-
-    return Method(name, "", refuse, defaults)
 
 
 def _epochs(value: Any) -> int:

@@ -16,7 +16,7 @@ from apo_experiments.records import Record, grouped
 from apo_experiments.results import Result, current, findings, set_words, summarise
 from apo_experiments.roles import is_swept
 from apo_experiments.runs import RunConfig
-from apo_experiments.swept import points_of_grids
+from apo_experiments.tuning import points_of_grids
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from apo_experiments.data import images
 from apo_experiments.data.streams import TableBatches
 from apo_experiments.errors import choose
 from apo_experiments.models.mlp import Autoencoder
-from apo_experiments.models.widths import scaled
+from apo_experiments.models.parts import scaled
 from apo_experiments.problem import Problem
 from apo_experiments.recipe import Setting
 from apo_experiments.tasks.evaluation import judged

@@ -16,7 +16,7 @@ from apo_experiments.data import images as data
 from apo_experiments.data.augment import Normalization
 from apo_experiments.data.streams import ImageBatches
 from apo_experiments.errors import choose
-from apo_experiments.models.widths import scaled
+from apo_experiments.models.parts import scaled
 from apo_experiments.problem import Problem
 from apo_experiments.recipe import Setting
 from apo_experiments.tasks.evaluation import Measures, judged

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from apo_experiments.data.characters import WindowBatches, as_numbers, windows
 from apo_experiments.data.streams import TextBatches
-from apo_experiments.data.words import WordVocabulary
+from apo_experiments.data.vocabulary import WordVocabulary
 from apo_experiments.models.gpt import GPT
 from apo_experiments.models.transformer import Transformer
 from apo_experiments.problem import Problem

@@ -6,8 +6,7 @@ import pytest
 from tests.experiments.no_tuning.made_up import run
 
 from apo_experiments.no_tuning.choice import calibrated, regret, tuned
-from apo_experiments.no_tuning.scores import scored, task_runs
-from apo_experiments.no_tuning.standings import standings
+from apo_experiments.no_tuning.scores import scored, standings, task_runs
 from apo_experiments.recipes.no_tuning import RECIPES
 from apo_experiments.recipes.untuned import RATES, label_of
 

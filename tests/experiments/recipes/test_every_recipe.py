@@ -73,6 +73,9 @@ def test_every_setting_and_every_point_of_the_grid_is_accepted(name):
                     continue
                 complete(method, {**entry.hyper, key: value})
     for scale in SCALES:
+        for entry in recipe.entries:
+            complete(METHODS[entry.method], recipe.scales[scale].hyper.get(entry.label, {}))
+        assert recipe.scales[scale].options.keys() <= recipe.defaults.keys()
         assert {run.label for run in plan(recipe, scale, seeds=1)} == {entry.label for entry in recipe.entries}
 
 

@@ -1,6 +1,8 @@
-"""Initial weights other than torch's own."""
+"""What networks share: initial weights other than torch's own, and widths that a factor scales."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -24,3 +26,10 @@ def initialise_sparsely_(network: nn.Module, incoming: int = 15) -> None:
             chosen = torch.rand(module.weight.shape).topk(count).indices
             module.weight.zero_().scatter_(1, chosen, torch.randn(module.out_features, count))
             module.bias.zero_()
+
+
+def scaled(widths: Sequence[int], factor: float) -> list[int]:
+    """Multiply widths by a factor, to at least one unit each."""
+    if not factor > 0:
+        raise ValueError(f"width must be a positive factor, got {factor}")
+    return [max(1, round(width * factor)) for width in widths]
