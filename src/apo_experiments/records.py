@@ -78,7 +78,10 @@ class RecordWriter:
     def truncate_to(self, step: int) -> list[dict[str, Any]]:
         """Drop all rows after ``step`` and return the others; at 0 the run starts again, with a new header."""
         if step == 0:
-            write_atomically(self.path, _line(self._header()))
+            about = provenance.describe(torch.device(self.config.device))
+            origin = {"chosen_by": self.chosen_by} if self.chosen_by else {}
+            header = {"kind": "header", "config": asdict(self.config), **about, **origin, "started": _now()}
+            write_atomically(self.path, _line(header))
             return []
         record = read(self.path)
         rows = [row for row in record.rows if row["step"] <= step]
@@ -94,11 +97,6 @@ class RecordWriter:
         """Wait until all rows are on the disk."""
         with explained(self.path):
             flush_to_disk(self.path)
-
-    def _header(self) -> dict[str, Any]:
-        about = provenance.describe(torch.device(self.config.device))
-        origin = {"chosen_by": self.chosen_by} if self.chosen_by else {}
-        return {"kind": "header", "config": asdict(self.config), **about, **origin, "started": _now()}
 
 
 def read(path: Path) -> Record:

@@ -48,7 +48,9 @@ class EKFAC(CurvatureOptimizer):
         if inward is None or outward is None:
             return  # keep the old basis
         if "moments" in block:  # few observations share a basis, so starting again would lose most of them
-            block["moments"] = _turned(block, inward[0], outward[0])
+            # The diagonal, in the new basis, of the curvature that has the moments as its diagonal in the old one.
+            shares_in, shares_out = (inward[0].T @ block["basis_in"], outward[0].T @ block["basis_out"])
+            block["moments"] = shares_out.square() @ block["moments"] @ shares_in.square().T
         (block["basis_in"], block["values_in"]), (block["basis_out"], block["values_out"]) = inward, outward
 
     def _precondition(self, block: dict[str, Tensor], gradient: Tensor) -> Tensor:
@@ -73,12 +75,6 @@ def second_moments(a: Tensor, g: Tensor, cases: Tensor | float) -> Tensor:
     size = max(1, _CHUNK // (a.shape[-1] * g.shape[-1]))
     parts = zip(g.split(size), a.split(size), strict=True)
     return torch.stack([(g_n.transpose(1, 2) @ a_n).square().sum(0) for g_n, a_n in parts]).sum(0) / cases
-
-
-def _turned(block: dict[str, Tensor], basis_in: Tensor, basis_out: Tensor) -> Tensor:
-    """Return the diagonal, in a new basis, of the curvature that has the block's moments as its diagonal in the old."""
-    shares_in, shares_out = (basis_in.T @ block["basis_in"]).square(), (basis_out.T @ block["basis_out"]).square()
-    return shares_out @ block["moments"] @ shares_in.T
 
 
 def _eigenbasis(factor: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from apo_experiments.commands import options
 from apo_experiments.commands.tables import show
 from apo_experiments.errors import UserError
-
-if TYPE_CHECKING:
-    from apo_experiments.recipe import Recipe
-    from apo_experiments.records import Record
 
 _EXAMPLES = """\
   apo plot                               all recipes that have records, png and pdf
@@ -33,30 +28,24 @@ def add_to(subparsers: argparse._SubParsersAction) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Draw and save the figures, and print the names of the files."""
+    from apo_experiments import figures
     from apo_experiments.records import find
+    from apo_experiments.results import current
 
     root = options.runs_folder(arguments)
     recipes = options.recipes(arguments.recipes)
     records = find(root, scale=arguments.scale)
-    drawn = [path for recipe in recipes for path in _draw_recipe(recipe, records, arguments)]
-    for path in drawn:
-        show(str(path))
+    drawn = False
+    for recipe in recipes:
+        for scale in recipe.scales:
+            chosen = [record for record in current(recipe, scale, records) if record.rows]
+            if chosen:
+                figure, drawn = figures.draw(recipe, chosen, arguments.figure), True
+                for path in figures.save(figure, arguments.out, f"{recipe.name}-{scale}"):
+                    show(str(path))
     if not drawn:
         names = "" if arguments.recipes == ["all"] else f" of {', '.join(arguments.recipes)}"
         if {record.config.recipe for record in records} & {recipe.name for recipe in recipes}:
             raise UserError(f"The runs{names} in {root} have no curve: they diverged or stopped in the first epoch.")
         raise UserError(f"There are no records{names} in {root}: run `apo run {recipes[0].name}` first.")
     return 0
-
-
-def _draw_recipe(recipe: Recipe, records: list[Record], arguments: argparse.Namespace) -> list[Path]:
-    from apo_experiments import figures
-    from apo_experiments.results import current
-
-    paths = []
-    for scale in recipe.scales:
-        chosen = [record for record in current(recipe, scale, records) if record.rows]
-        if chosen:
-            figure = figures.draw(recipe, chosen, arguments.figure)
-            paths += figures.save(figure, arguments.out, f"{recipe.name}-{scale}")
-    return paths

@@ -144,14 +144,8 @@ def _json(recipes: Sequence[Recipe], summary: _Summary) -> list[dict[str, Any]]:
     metrics = {recipe.name: recipe.metric for recipe in recipes}
     papers = {(recipe.name, entry.label): entry.paper for recipe in recipes for entry in recipe.entries}
     finals = [(record.config, value(record, metrics[record.config.recipe])) for record in summary.records]
-    return [
-        {
-            "recipe": config.recipe,
-            "method": config.label,
-            "seed": config.seed,
-            "metric": metrics[config.recipe],
-            "value": final,
-            "paper": papers.get((config.recipe, config.label)),
-        }
-        for config, final in [*finals, *((config, None) for config in summary.failed)]
+    rows = [
+        (run.recipe, run.label, run.seed, metrics[run.recipe], final, papers.get((run.recipe, run.label)))
+        for run, final in [*finals, *((config, None) for config in summary.failed)]
     ]
+    return [dict(zip(("recipe", "method", "seed", "metric", "value", "paper"), row, strict=True)) for row in rows]

@@ -28,9 +28,8 @@ def unpack(archive: Path, kind: str, members: Mapping[str, Path]) -> None:
     of a member does not matter.
     """
     left = dict(members)
-    content = {"gzip": _gzip, "tar": _tar, "zip": _zip}[kind]
     try:
-        for name, stream in content(archive, members):
+        for name, stream in _content(archive, kind, members):
             path = PurePosixPath(name.replace("\\", "/"))
             if path.is_absolute() or ".." in path.parts or name[1:2] == ":":
                 raise ArchiveError(f"holds the unsafe path {name!r}")
@@ -47,21 +46,17 @@ def unpack(archive: Path, kind: str, members: Mapping[str, Path]) -> None:
         raise ArchiveError(f"lacks {', '.join(left)}")
 
 
-def _gzip(archive: Path, members: Mapping[str, Path]) -> Iterator[tuple[str, Any]]:
-    with gzip.open(archive) as stream:
-        yield next(iter(members)), stream
-
-
-def _tar(archive: Path, members: Mapping[str, Path]) -> Iterator[tuple[str, Any]]:
-    with tarfile.open(archive) as opened:
-        for member in opened:
-            yield member.name, opened.extractfile(member) if member.isreg() else None
-
-
-def _zip(archive: Path, members: Mapping[str, Path]) -> Iterator[tuple[str, Any]]:
-    with zipfile.ZipFile(archive) as opened:
-        for member in opened.infolist():
-            yield member.filename, opened.open(member)
+def _content(archive: Path, kind: str, members: Mapping[str, Path]) -> Iterator[tuple[str, Any]]:
+    """Yield the name of each member and its stream, None for what is no plain file."""
+    if kind == "gzip":
+        with gzip.open(archive) as stream:
+            yield next(iter(members)), stream
+    elif kind == "tar":
+        with tarfile.open(archive) as tar:
+            yield from ((member.name, tar.extractfile(member) if member.isreg() else None) for member in tar)
+    else:
+        with zipfile.ZipFile(archive) as opened:
+            yield from ((member.filename, opened.open(member)) for member in opened.infolist())
 
 
 def _copy(stream: IO[bytes], target: Path) -> None:

@@ -160,7 +160,17 @@ class TextBatches(EpochBatches):
         groups = _bucketed(kept, max_tokens)
         # The order of the batches is drawn on the CPU: the host needs the numbers to pick the tensors.
         super().__init__(len(groups), seed, "cpu")
-        self._batches = [_padded(group, device, pad, bos, eos) for group in groups]
+        self._batches: list[TextBatch] = []
+        for group in groups:
+            source, before, after = (
+                _matrix(rows, pad).to(device)
+                for rows in (
+                    [[*source, eos] for source, _ in group],
+                    [[bos, *target] for _, target in group],
+                    [[*target, eos] for _, target in group],
+                )
+            )
+            self._batches.append(((source, before), after))
         self._order: list[int] = []
 
     def start_epoch(self, generator: torch.Generator) -> None:
@@ -190,13 +200,6 @@ def _bucketed(pairs: Sequence[Pieces], max_tokens: int) -> list[list[Pieces]]:
         else:
             groups.append([pair])
     return groups
-
-
-def _padded(group: Sequence[Pieces], device: torch.device | str, pad: int, bos: int, eos: int) -> TextBatch:
-    source = _matrix([[*source, eos] for source, _ in group], pad)
-    target_in = _matrix([[bos, *target] for _, target in group], pad)
-    target_out = _matrix([[*target, eos] for _, target in group], pad)
-    return (source.to(device), target_in.to(device)), target_out.to(device)
 
 
 def _matrix(rows: Sequence[Sequence[int]], pad: int) -> Tensor:

@@ -8,18 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from apo_experiments.records import Record
-
-
-def seed_curves(records: Sequence[Record], column: str, x: str = "epoch") -> list[tuple[float, list[float]]]:
-    """Return, for each x, the values of a column in all seeds that have one there."""
-    points: dict[float, list[float]] = {}
-    for record in records:
-        for row in record.rows:
-            figure = row.get(column)
-            if isinstance(figure, (int, float)) and math.isfinite(figure):
-                points.setdefault(float(row.get(x, row.get("step", 0))), []).append(float(figure))
-    return sorted(points.items())
+from apo_experiments.records import Record, grouped
 
 
 def draw_band(
@@ -43,7 +32,9 @@ def draw_band(
     Returns:
         All values, for the choice of the axis; empty if there is nothing to draw.
     """
-    curve = seed_curves(records, column, x)
+    rows = [row for record in records for row in record.rows if isinstance(row.get(column), (int, float))]
+    points = grouped([row for row in rows if math.isfinite(row[column])], lambda row: row.get(x, row.get("step", 0)))
+    curve = sorted((place, [row[column] for row in seeds]) for place, seeds in points.items())
     if not curve:
         return []
     positions = [position for position, _ in curve]

@@ -53,6 +53,9 @@ class TunedStepper(Stepper):
     """
 
     def __init__(self, problem: Problem, rule: apo.Rule, hyper: Mapping[str, Any], budget: Budget) -> None:
+        share = hyper["other_batch_share"]
+        if isinstance(share, str):
+            raise UserError(f"other_batch_share was {share!r}: it must be a number from 0 to 1, or none.")
         self.tuner = apo.APO(
             rule,
             network_for_meta_steps(problem, hyper),
@@ -62,7 +65,7 @@ class TunedStepper(Stepper):
             fsd_weight=hyper["fsd_weight"],
             wsd_weight=hyper["wsd_weight"],
             fsd_batch=choose("fsd_batch", hyper["fsd_batch"], ("previous", "same")),
-            other_batch_share=_share(hyper),
+            other_batch_share=share,
             total_steps=_total_steps(hyper, budget),
             history_limit=_HISTORY,
         )
@@ -133,13 +136,6 @@ class TunedStepper(Stepper):
         self.tuner.load_state_dict(state["tuner"])
         for scheduler, saved in zip(self._schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(saved)
-
-
-def _share(hyper: Mapping[str, Any]) -> float | None:
-    share = hyper["other_batch_share"]
-    if isinstance(share, str):
-        raise UserError(f"other_batch_share was {share!r}: it must be a number from 0 to 1, or none.")
-    return share
 
 
 def _total_steps(hyper: Mapping[str, Any], budget: Budget) -> int | None:

@@ -245,14 +245,13 @@ def ranks(task: Task) -> dict[str, float]:
         >>> ranks(Task(recipe, scores, ()))
         {'A': 2.5, 'B': 4.0, 'C': 1.0, 'D': 2.5}
     """
-    merit = {name: _merit(task, score) for name, score in task.scores.items() if name not in task.references}
+    sign = 1 if task.recipe.goal == "max" else -1
+    merit = {
+        name: -math.inf if score.mean is None or len(score.values) < score.runs else sign * score.mean
+        for name, score in task.scores.items()
+        if name not in task.references
+    }
     return {
         name: 1 + sum(other > own for other in merit.values()) + (sum(other == own for other in merit.values()) - 1) / 2
         for name, own in merit.items()
     }
-
-
-def _merit(task: Task, score: Score) -> float:
-    if score.mean is None or len(score.values) < score.runs:
-        return -math.inf
-    return score.mean if task.recipe.goal == "max" else -score.mean

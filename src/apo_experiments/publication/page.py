@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +131,11 @@ def _details(recipe: Recipe, scale: str, own: Sequence[Row], results: Path) -> s
     sentences = findings(recipe, scale, summarise(recipe, records))
     blocks = [f"#### {recipe.title}", " ".join([*sentences, f"Run on {machines(records)}."])]
     blocks += [text for text in (_choices(shown), _tried(recipe, scale, results)) if text]
-    blocks.append("```bash\n" + "\n".join(_commands(shown)) + "\n```")
+    headers = [record.header for record in records]
+    sweeps = [words for header in headers for words in (header.get("chosen_by") or {}).get("commands", [])]
+    runs = [header.get("command") or [] for header in headers]
+    commands = dict.fromkeys(shlex.join(words) for words in [*sweeps, *runs] if words)
+    blocks.append("```bash\n" + "\n".join(commands) + "\n```")
     others = [row for row in own if row.settings]
     if others:
         body = [[row.result.name, _settings(row.settings), *_figures(row)] for row in others]
@@ -168,13 +172,6 @@ def _tried(recipe: Recipe, scale: str, results: Path) -> str:
     return (
         f"Tuning: {counted(len(log), 'run')}, {hours:.2g} hours, all in `results/{recipe.name}/{scale}/tuning.jsonl`."
     )
-
-
-def _commands(shown: Sequence[Row]) -> Iterator[str]:
-    headers = [record.header for row in shown for record in row.records]
-    sweeps = [words for header in headers for words in (header.get("chosen_by") or {}).get("commands", [])]
-    runs = [header.get("command") or [] for header in headers]
-    return iter(dict.fromkeys(shlex.join(words) for words in [*sweeps, *runs] if words))
 
 
 def _settings(settings: Mapping[str, Any]) -> str:

@@ -71,8 +71,9 @@ def rows(recipe: Recipe, scale: str, records: Sequence[Record]) -> list[Row]:
     found = []
     for group in map(one_per_seed, groups.values()):
         config = group[0].config
-        settings = _differences(shown[config.label], config)
-        found.append(Row(recipe, scale, config.label, tuple(group), settings))
+        usual, own = ({"epochs": one.epochs, **complete_settings(one)} for one in (shown[config.label], config))
+        differing = [key for key in own if json.dumps(usual.get(key), default=str) != json.dumps(own[key], default=str)]
+        found.append(Row(recipe, scale, config.label, tuple(group), {key: own[key] for key in differing}))
     return sorted(
         found, key=lambda row: (bool(row.settings), order[row.label], json.dumps(dict(row.settings), default=str))
     )
@@ -96,12 +97,6 @@ def as_json(row: Row) -> dict[str, Any]:
         "hours": row.hours,
     }
     return {key: value if key in ("settings", "paper") else rounded(value) for key, value in content.items()}
-
-
-def _differences(usual: RunConfig, other: RunConfig) -> dict[str, Any]:
-    first, second = ({"epochs": config.epochs, **complete_settings(config)} for config in (usual, other))
-    keys = [key for key in second if json.dumps(first.get(key), default=str) != json.dumps(second[key], default=str)]
-    return {key: second[key] for key in keys}
 
 
 #: Columns of text; all others hold numbers and are aligned to the right.

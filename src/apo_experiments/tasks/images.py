@@ -88,8 +88,13 @@ def images(options: Mapping[str, Any], setting: Setting) -> Problem:
     if options["validation"]:
         pictures = data.split(pictures, min(5000, len(pictures.train_labels) // 10))
         parts["valid"] = (pictures.test_images, pictures.test_labels)
-    model = in_precision(_model(options, pictures), options["precision"]).to(device)
-    if _channels_last(options, device):
+    channels, size = pictures.train_images.shape[1:3]
+    sized = {"size": size} if options["model"] in ("mlp", "lenet") else {}  # the others pool whatever is left
+    build = MODELS[choose("model", options["model"], MODELS)]
+    model = build(pictures.classes, channels, width=float(options["width"]), **sized)
+    model = in_precision(model, options["precision"]).to(device)
+    fast = device.type == "cuda" and options["precision"] != "float32"
+    if fast if options["channels_last"] is None else options["channels_last"]:
         model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     normalize = Normalization(pictures.mean, pictures.std, number_type(options["precision"]), device)
     train = (pictures.train_images, pictures.train_labels)
@@ -103,19 +108,6 @@ def images(options: Mapping[str, Any], setting: Setting) -> Problem:
             return judge(model)
 
     return Problem(model, F.cross_entropy, stream, evaluate)
-
-
-def _channels_last(options: Mapping[str, Any], device: torch.device) -> bool:
-    if options["channels_last"] is None:
-        return device.type == "cuda" and options["precision"] != "float32"
-    return bool(options["channels_last"])
-
-
-def _model(options: Mapping[str, Any], pictures: data.ImageSet) -> nn.Module:
-    build = MODELS[choose("model", options["model"], MODELS)]
-    channels, size = pictures.train_images.shape[1:3]
-    sized = {"size": size} if options["model"] in ("mlp", "lenet") else {}  # the others pool whatever is left
-    return build(pictures.classes, channels, width=float(options["width"]), **sized)
 
 
 def _load(options: Mapping[str, Any], setting: Setting) -> data.ImageSet:

@@ -24,17 +24,11 @@ def rosenbrock(options: Mapping[str, Any], setting: Setting) -> Problem:
     """
     model = Rosenbrock(options["start"], dtype=torch.float64).to(setting.device)
     stream = _NoData(int(options["steps_per_epoch"]), setting.device)
-    return Problem(model, _sum_of_squares, stream, _place, SquaredError())
 
+    def place(_: nn.Module) -> dict[str, float]:
+        return {"objective": model.value().item(), **dict(zip("xy", model.point.tolist(), strict=True))}
 
-def _sum_of_squares(residuals: Tensor, target: Tensor) -> Tensor:
-    return residuals.square().sum()
-
-
-def _place(model: nn.Module) -> dict[str, float]:
-    assert isinstance(model, Rosenbrock)
-    x, y = model.point.tolist()
-    return {"objective": model.value().item(), "x": x, "y": y}
+    return Problem(model, lambda residuals, target: residuals.square().sum(), stream, place, SquaredError())
 
 
 @final
