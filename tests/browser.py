@@ -28,7 +28,8 @@ _OPTIONS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--
 _OPTIONS += ["--hide-scrollbars", "--window-size=1500,1200"]
 
 # Shows every page at every width and notes, for each table, whether all of it can be seen: it fits, or an element
-# around it scrolls and shows so by a shade on its edge. Scroll bars are no such hint: many devices hide them.
+# around it scrolls and shows so by a shade on its edge; a figure that scrolls fades there. Scroll bars are no such hint:
+# many devices hide them.
 _MEASURE = """<!doctype html><title>measure</title><body><script>
 const pages = PAGES, widths = WIDTHS, found = [];
 function look(frame, page, width) {
@@ -45,6 +46,10 @@ function look(frame, page, width) {
       break;
     }
     result.tables.push(how);
+  }
+  for (const figure of frame.contentDocument.querySelectorAll("figure")) {
+    const faded = frame.contentWindow.getComputedStyle(figure).maskImage !== "none";
+    if (figure.scrollWidth > figure.clientWidth + 1) result.tables.push(faded ? "scrolls" : "is cut off");
   }
   const picture = frame.contentDocument.querySelector("figure img, article img");
   result.filter = picture ? frame.contentWindow.getComputedStyle(picture).filter : null;

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Collection
 from typing import Any
 
-__all__ = ["UserError", "choose", "needs_extra"]
+__all__ = ["UserError", "choose", "needs_extra", "required"]
 
 
 class UserError(Exception):
@@ -18,6 +19,16 @@ def choose(name: str, value: Any, choices: Collection[str]) -> Any:
         words = " or ".join(choices) if len(choices) == 2 else f"one of {', '.join(choices)}"
         raise UserError(f"{name} was {value!r}: it must be {words}.")
     return value
+
+
+def required(module: str, extra: str = "experiments") -> Any:
+    """Import a package of an extra, or raise a UserError that says how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(
+            f"This needs the package {error.name or module}, which is not installed: pip install 'apo-optim[{extra}]'."
+        ) from error
 
 
 def needs_extra(error: ModuleNotFoundError) -> str:

@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from apo_experiments.data.epochs import EpochBatches
+from apo_experiments.data.streams import EpochBatches
 
 __all__ = ["WindowBatches", "as_numbers", "windows"]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from apo_experiments.errors import UserError
+from apo_experiments.errors import required
 
 
 class FormatError(Exception):
@@ -70,12 +70,7 @@ def read_cifar(path: Path, label_bytes: int = 1, classes: int = 10) -> tuple[np.
 
 def read_matlab(path: Path) -> dict[str, np.ndarray]:
     """Return the numeric arrays of a MATLAB 5 file by name."""
-    try:
-        from scipy.io import loadmat
-    except ImportError:
-        raise UserError(
-            "MATLAB files need the package scipy, which is not installed: pip install 'apo-optim[experiments]'."
-        ) from None
+    loadmat = required("scipy.io").loadmat
     stored = io.BytesIO(path.read_bytes())  # so that an OSError below is about the content, not about the disk
     try:
         content = loadmat(stored)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, final
 
 from apo_experiments.data.text import Pair
-from apo_experiments.errors import UserError
+from apo_experiments.errors import UserError, required
 
 
 class _Vocabulary(ABC):
@@ -39,7 +39,7 @@ class Vocabulary(_Vocabulary):
     """Subwords: byte-pair encoding by sentencepiece."""
 
     def __init__(self, model: bytes) -> None:
-        self._processor: Any = _sentencepiece().SentencePieceProcessor(model_proto=model)
+        self._processor: Any = required("sentencepiece").SentencePieceProcessor(model_proto=model)
 
     @property
     def size(self) -> int:
@@ -71,7 +71,7 @@ def build(pairs: Sequence[Pair], size: int) -> Vocabulary:
 def _train(lines: Sequence[str], size: int) -> bytes:
     model = io.BytesIO()
     try:
-        _sentencepiece().SentencePieceTrainer.train(
+        required("sentencepiece").SentencePieceTrainer.train(
             sentence_iterator=iter(lines),
             model_writer=model,
             model_type="bpe",
@@ -91,16 +91,6 @@ def _train(lines: Sequence[str], size: int) -> bytes:
             "characters and needs a few pieces more): choose a larger vocabulary."
         ) from error
     return model.getvalue()
-
-
-def _sentencepiece() -> Any:
-    try:
-        import sentencepiece
-    except ImportError as error:
-        raise UserError(
-            "Translation needs the package sentencepiece: install it with `pip install 'apo-optim[experiments]'`."
-        ) from error
-    return sentencepiece
 
 
 @final

@@ -16,10 +16,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from apo_experiments.errors import UserError
+from apo_experiments.errors import UserError, required
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -94,10 +93,5 @@ def svg(figure: Figure) -> bytes:
     return _style().rendered(figure, "svg")
 
 
-def _style() -> ModuleType:
-    # Late, because matplotlib takes a second.
-    try:
-        from apo_experiments.figures import style
-    except ImportError as error:
-        raise UserError(f"Figures need {error.name}: run `pip install 'apo-optim[experiments]'`.") from error
-    return style
+def _style() -> Any:
+    return required("apo_experiments.figures.style")  # late, because matplotlib takes a second

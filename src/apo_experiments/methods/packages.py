@@ -10,7 +10,7 @@ from typing import Any, final
 
 from torch.optim import Optimizer
 
-from apo_experiments.errors import UserError, choose
+from apo_experiments.errors import choose, required
 from apo_experiments.method import Method, Stepper
 from apo_experiments.methods.hyper import COMMON
 from apo_experiments.methods.plain import Driver, PlainStepper
@@ -24,17 +24,6 @@ _GRAFTS = ("none", "sgd", "adagrad", "rmsprop")
 
 #: PSGD balances the norms of its factors at one step in this many.
 _BALANCE_EVERY = 100
-
-
-def package() -> Any:
-    """Return the package, or raise a UserError if it is not installed."""
-    try:
-        import pytorch_optimizer
-    except ImportError:
-        raise UserError(
-            "this method comes from the package pytorch-optimizer: pip install 'pytorch-optimizer==4.1.0'."
-        ) from None
-    return pytorch_optimizer
 
 
 class _PackageDriver(Driver):
@@ -109,8 +98,10 @@ def _method(
             given["warmup_steps"] = round(WARM_UP * budget.steps)
         if "graft_type" in given:
             choose("graft", hyper["graft"], _GRAFTS)
-            given["graft_type"] = package().optimizer.shampoo.LayerWiseGrafting[hyper["graft"].upper()]
-        built = getattr(package(), optimizer)(problem.parameters, **given, **fixed)
+            given["graft_type"] = required("pytorch_optimizer").optimizer.shampoo.LayerWiseGrafting[
+                hyper["graft"].upper()
+            ]
+        built = getattr(required("pytorch_optimizer"), optimizer)(problem.parameters, **given, **fixed)
         return PlainStepper(problem, driver(built, budget), hyper, budget)
 
     return Method(name, summary, build, COMMON | own)

@@ -5,7 +5,6 @@ Both keep what they know beside the states of the parameters, so their drivers s
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Any, final
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from apo_experiments.errors import UserError
+from apo_experiments.errors import required
 from apo_experiments.method import Method, Stepper
 from apo_experiments.methods.hyper import COMMON
 from apo_experiments.methods.plain import Driver, PlainStepper
@@ -21,13 +20,6 @@ from apo_experiments.methods.saved_state import copied_to
 from apo_experiments.problem import Budget, Problem
 
 __all__ = ["TUNERS"]
-
-
-def _imported(module: str, package: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise UserError(f"this method comes from the package {package}: pip install 'apo-optim[rivals]'.") from None
 
 
 @final
@@ -105,7 +97,7 @@ class _MechanicDriver(Driver):
 
 
 def _dog(problem: Problem, hyper: Mapping[str, Any], budget: Budget) -> Stepper:
-    dog = _imported("dog", "dog-optimizer")
+    dog = required("dog", "rivals")
     normalised = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in problem.model.modules())
     first = hyper["reps_rel"] or (1e-4 if normalised else 1e-6)  # what its authors suggest
     optimizer = dog.DoG(problem.parameters, reps_rel=first, lr=hyper["lr"], weight_decay=hyper["weight_decay"])
@@ -114,7 +106,7 @@ def _dog(problem: Problem, hyper: Mapping[str, Any], budget: Budget) -> Stepper:
 
 
 def _mechanic(problem: Problem, hyper: Mapping[str, Any], budget: Budget) -> Stepper:
-    mechanize = _imported("mechanic_pytorch", "mechanic-pytorch").mechanize
+    mechanize = required("mechanic_pytorch", "rivals").mechanize
     own = {name: hyper[name] for name in ("lr", "betas", "weight_decay")}
     # With differences stored, which its authors call slightly more accurate: recomputing them divides by zero at first.
     optimizer = mechanize(torch.optim.AdamW, store_delta=True)(problem.parameters, **own)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from apo_experiments.no_tuning.choice import Runs, calibrated, guess_of, regret, tuned
 from apo_experiments.recipe import Recipe
-from apo_experiments.recipes.untuned import USUAL, label_of, rivalry
+from apo_experiments.recipes.untuned import USUAL, base_of, label_of
 from apo_experiments.records import Record, by_label
 from apo_experiments.results import current, value
 
@@ -101,7 +101,7 @@ def scored(tasks: Mapping[str, tuple[Recipe, Runs]]) -> dict[str, Task]:
             continue
         scores = {}
         for shown, label in _names(runs, references, one_for_all).items():
-            base = rivalry(label).base
+            base = base_of(label)
             reference = runs[references[base]]  # type: ignore[index]
             scores[shown] = _score(recipe, shown, runs[label], best[base], reference)  # type: ignore[arg-type]
         found[name] = Task(recipe, scores, tuple(f"{base} tuned" for base in USUAL))
@@ -110,7 +110,7 @@ def scored(tasks: Mapping[str, tuple[Recipe, Runs]]) -> dict[str, Task]:
 
 def _names(runs: Runs, references: Mapping[str, str | None], one_for_all: str | None) -> dict[str, str]:
     """Return the label of each method that is shown: not all cosines are."""
-    names = {label: label for label in runs if rivalry(label).rate is None}
+    names = {label: label for label in runs if "-cosine-" not in label}
     names |= {f"{base} tuned": label for base, label in references.items() if label}
     names |= {f"{base} usual": label for base, rate in USUAL.items() if (label := label_of(base, rate)) in runs}
     if one_for_all is not None and one_for_all in runs:

@@ -10,11 +10,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from apo_experiments.recipe import Entry
 
-__all__ = ["RATES", "USUAL", "Rivalry", "entries", "label_of", "rivalry"]
+__all__ = ["RATES", "USUAL", "base_of", "entries", "label_of"]
 
 #: The rates that a cosine starts from.
 RATES: dict[str, tuple[float, ...]] = {
@@ -28,19 +26,6 @@ USUAL = {"SGDm": 0.1, "AdamW": 1e-3}
 
 #: Decoupled weight decay of the family of Adam, torch's default for AdamW.
 _DECAY = 0.01
-
-
-@dataclass(frozen=True)
-class Rivalry:
-    """What a method is compared with.
-
-    Attributes:
-        base: The optimizer whose tuned cosine is the reference: SGDm or AdamW.
-        rate: The rate of a cosine; None for a method that has none.
-    """
-
-    base: str
-    rate: float | None = None
 
 
 def label_of(base: str, rate: float) -> str:
@@ -92,13 +77,11 @@ def entries(decay: float = 0.0, muon: bool = False) -> tuple[Entry, ...]:
     )
 
 
-def rivalry(label: str) -> Rivalry:
-    """Return what a method of :func:`entries` is compared with.
+def base_of(label: str) -> str:
+    """Return the optimizer whose tuned cosine a method of :func:`entries` is compared with: SGDm or AdamW.
 
     Example:
-        >>> rivalry("SGDm-APO"), rivalry("NadamW-cosine-0.001")
-        (Rivalry(base='SGDm', rate=None), Rivalry(base='AdamW', rate=0.001))
+        >>> base_of("SGDm-APO"), base_of("NadamW-cosine-0.001")
+        ('SGDm', 'AdamW')
     """
-    base = "SGDm" if label.startswith(("SGDm", "Schedule-Free-SGD", "DoG")) else "AdamW"
-    rates = {label_of(name, rate): rate for name, own in RATES.items() for rate in own}
-    return Rivalry(base, rates.get(label))
+    return "SGDm" if label.startswith(("SGDm", "Schedule-Free-SGD", "DoG")) else "AdamW"

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from apo_experiments.errors import UserError
+from apo_experiments.errors import UserError, required
 from apo_experiments.files import explained
 
 if TYPE_CHECKING:
@@ -24,12 +24,7 @@ _RACES = ("already exists", "duplicate key", "unique constraint", "database is l
 
 def import_optuna() -> ModuleType:
     """Return the package optuna, quiet; a UserError if it is not installed."""
-    try:
-        import optuna
-    except ImportError:
-        raise UserError(
-            "Sweeps need the package optuna, which is not installed: pip install 'apo-optim[experiments]'."
-        ) from None
+    optuna = required("optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # the sweep has its own display
     return optuna
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from apo.discrepancy import SquaredError
-from apo_experiments.data.epochs import EpochBatches
+from apo_experiments.data.streams import EpochBatches
 from apo_experiments.models.toy import LinearPair
 from apo_experiments.problem import Problem
 from apo_experiments.recipe import Setting

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from apo_experiments import models
@@ -20,7 +20,6 @@ from apo_experiments.models.parts import scaled
 from apo_experiments.problem import Problem
 from apo_experiments.recipe import Setting
 from apo_experiments.tasks.evaluation import Measures, judged
-from apo_experiments.tasks.precision import in_precision, number_type
 
 #: Options: the data set and the network; ``width`` multiplies the network's hidden widths; ``augment`` crops and flips
 #: at random; ``validation`` holds out 5,000 training images for choosing hyperparameters (a tenth of a small set);
@@ -117,3 +116,37 @@ def _load(options: Mapping[str, Any], setting: Setting) -> data.ImageSet:
     channels, size, classes = _SHAPES[choose("dataset", name, _SHAPES)]
     train, test = options["train_images"] or 512, options["test_images"] or 256
     return data.generated((channels, size, size), classes, train, test)
+
+
+#: Automatic mixed precision does not change the network; the training step applies it.
+_NUMBER_TYPES = {
+    "float32": torch.float32,
+    "bf16-autocast": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+
+
+def number_type(precision: str) -> torch.dtype:
+    """Return the type of a network's parameters."""
+    return _NUMBER_TYPES[choose("precision", precision, _NUMBER_TYPES)]
+
+
+def in_precision(model: nn.Module, precision: str) -> nn.Module:
+    """Return the network with parameters of a precision; what it returns stays float32."""
+    dtype = number_type(precision)
+    return model if dtype == torch.float32 else SixteenBit(model, dtype)
+
+
+@final
+class SixteenBit(nn.Module):
+    """A network in 16 bits that takes inputs of any precision and returns float32, so that a loss is exact."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model = model.to(dtype)
+        self.dtype = dtype
+
+    def forward(self, inputs: Tensor) -> Any:
+        """Cast, run, cast back."""
+        return self.model(inputs.to(self.dtype)).float()

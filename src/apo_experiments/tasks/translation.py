@@ -13,7 +13,7 @@ from apo_experiments.data import text
 from apo_experiments.data.streams import TextBatches
 from apo_experiments.data.vocabulary import Vocabulary
 from apo_experiments.data.vocabulary import build as build_vocabulary
-from apo_experiments.errors import UserError, choose
+from apo_experiments.errors import choose, required
 from apo_experiments.models.decoding import beam_search
 from apo_experiments.models.transformer import Transformer
 from apo_experiments.problem import Batches, Problem
@@ -54,7 +54,7 @@ def translation(options: Mapping[str, Any], setting: Setting) -> Problem:
         options: See :data:`DEFAULTS`.
         setting: The seed decides the initial weights and the order of the batches; not the vocabulary.
     """
-    _sacrebleu()  # fails now rather than after an hour
+    required("sacrebleu")  # fails now rather than after an hour
     corpus = corpus_of(options, setting)
     vocabulary = build_vocabulary(corpus.train, options["vocabulary"])
     sizes = {name: options[name] for name in ("layers", "dimension", "feed_forward", "heads", "dropout")}
@@ -124,7 +124,7 @@ class _Judge:
         assert isinstance(model, NextWord)
         with evaluating(model):
             correct, entropy, count = torch.stack([self._score(model, *batch) for batch in self._valid]).sum(0).tolist()
-            bleu = _sacrebleu().corpus_bleu(self._translate(model.transformer), [self._references]).score
+            bleu = required("sacrebleu").corpus_bleu(self._translate(model.transformer), [self._references]).score
         return {"bleu": bleu, "valid_loss": entropy / count, "valid_accuracy": 100 * correct / count}
 
     def _score(self, model: NextWord, inputs: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
@@ -160,13 +160,3 @@ def corpus_of(options: Mapping[str, Any], setting: Setting) -> text.ParallelText
     else:
         corpus = text.generated(train=options["train_pairs"] or 400)
     return replace(corpus, train=corpus.train[: options["train_pairs"]])
-
-
-def _sacrebleu() -> Any:
-    try:
-        import sacrebleu
-    except ImportError as error:
-        raise UserError(
-            "Translation needs the package sacrebleu: install it with `pip install 'apo-optim[experiments]'`."
-        ) from error
-    return sacrebleu

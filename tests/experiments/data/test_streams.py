@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from apo_experiments.data.augment import PADDING, Normalization, crop_and_flip
-from apo_experiments.data.epochs import EpochBatches
-from apo_experiments.data.streams import ImageBatches, TableBatches, TextBatches
+from apo_experiments.data.streams import EpochBatches, ImageBatches, TableBatches, TextBatches
 
 GENERATOR = torch.Generator().manual_seed(0)
 IMAGES = torch.randint(0, 256, (23, 3, 12, 12), generator=GENERATOR, dtype=torch.uint8)
