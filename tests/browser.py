@@ -28,7 +28,7 @@ _OPTIONS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--
 _OPTIONS += ["--hide-scrollbars", "--window-size=1500,1200"]
 
 # Shows every page at every width and notes, for each table, whether all of it can be seen: it fits, or an element
-# around it scrolls and shows so by a shade on its edge; a figure that scrolls fades there. Scroll bars are no such hint:
+# around it scrolls and shows so by a shade on its edge; a figure that scrolls fades there. Scroll bars are no hint:
 # many devices hide them.
 _MEASURE = """<!doctype html><title>measure</title><body><script>
 const pages = PAGES, widths = WIDTHS, found = [];

@@ -77,7 +77,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
-    parser.set_defaults(resumable=False)
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True, title="commands")
     for command in (list_recipes, run, sweep, plot, report, publish, data):
         command.add_to(subparsers)

@@ -190,7 +190,12 @@ class CurvatureOptimizer(Optimizer, ABC):
         group = self.param_groups[0]
         gradients = {p: _decayed(p, group["weight_decay"]) for p in group["params"] if p.grad is not None}
         directions = self._directions(gradients)
-        trust = self._trust(directions, gradients, group["lr"])
+        trust: Tensor | float = 1.0
+        if self.kl_clip is not None and directions:
+            squared = (
+                torch.stack([torch.sum(directions[p] * gradients[p]) for p in directions]).sum() * group["lr"] ** 2
+            )
+            trust = (self.kl_clip / squared.clamp_min(1e-30)).sqrt().clamp_max(1.0)
         for index, p in enumerate(group["params"]):
             if p in directions:
                 step = directions[p] * trust
@@ -206,12 +211,6 @@ class CurvatureOptimizer(Optimizer, ABC):
                 matrix = self._precondition(block, layer.join([gradients[p] for p in layer.parameters]))
                 directions.update(zip(layer.parameters, layer.split(matrix), strict=True))
         return directions
-
-    def _trust(self, directions: Mapping[Tensor, Tensor], gradients: Mapping, lr: float) -> Tensor | float:
-        if self.kl_clip is None or not directions:
-            return 1.0
-        squared = torch.stack([torch.sum(directions[p] * gradients[p]) for p in directions]).sum() * lr**2
-        return (self.kl_clip / squared.clamp_min(1e-30)).sqrt().clamp_max(1.0)
 
     # ------------------------------------------------------------------ checkpoints
 

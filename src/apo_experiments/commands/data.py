@@ -17,12 +17,11 @@ _EXAMPLES = """\
 
 def add_to(subparsers: argparse._SubParsersAction) -> None:
     """Add the command to the parser."""
-    parser = options.add_command(subparsers, "data", "list, fetch and verify data sets", _EXAMPLES)
+    parser = options.add_command(subparsers, "data", "list, fetch and verify data sets", _EXAMPLES, execute)
     parser.add_argument("action", choices=("list", "fetch", "verify"), help="what to do")
     parser.add_argument("names", metavar="NAME", nargs="*", help="data sets, or all (verify: all that are present)")
     folder = "their folder (default: $APO_DATA, else ~/.cache/apo-data)"
     parser.add_argument("--data-dir", metavar="DIR", type=Path, help=folder)
-    parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -20,10 +20,10 @@ def add_to(subparsers: argparse._SubParsersAction) -> None:
         "list",
         "show the recipes, the data they need and the time they take",
         "  apo list                 all recipes\n  apo list uci-protein     its methods, settings and grids",
+        execute,
     )
     parser.add_argument("recipes", metavar="RECIPE", nargs="*", help="show these in detail")
     parser.add_argument("--data-dir", metavar="DIR", type=Path, help="folder of the data (default: $APO_DATA)")
-    parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from apo_experiments import renamed
 from apo_experiments.errors import UserError
@@ -25,7 +26,12 @@ SCALES = ("smoke", "cpu", "paper")
 
 
 def add_command(
-    subparsers: argparse._SubParsersAction, name: str, summary: str, examples: str
+    subparsers: argparse._SubParsersAction,
+    name: str,
+    summary: str,
+    examples: str,
+    execute: Callable[[argparse.Namespace], int],
+    resumable: bool = False,
 ) -> argparse.ArgumentParser:
     """Add a command whose help ends with examples, and return its parser."""
     parser = subparsers.add_parser(
@@ -37,6 +43,7 @@ def add_command(
     )
     # SUPPRESS: the default of the main parser is kept, so that --debug may come before or after the command.
     parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")
+    parser.set_defaults(execute=execute, resumable=resumable)
     return parser
 
 
@@ -108,17 +115,27 @@ def writable(option: str, path: Path | None) -> None:
         raise UserError(f"{option} was given {path}, but nothing can be written in {folder}: name another file.")
 
 
-def deadline(arguments: argparse.Namespace) -> float | None:
-    """Return when ``--time-limit`` is reached, as a value of ``time.time()``."""
-    return None if arguments.time_limit is None else time.time() + arguments.time_limit
+def begin(arguments: argparse.Namespace) -> float | None:
+    """Check what can be checked before hours of work, and replace former names in ``--set`` and ``--grid``.
 
-
-def read_former_names(arguments: argparse.Namespace) -> None:
-    """Replace former names in ``--set`` and ``--grid``, and tell the user about each of them."""
+    Returns:
+        When ``--time-limit`` is reached, as a value of ``time.time()``.
+    """
+    deadline = None if arguments.time_limit is None else time.time() + arguments.time_limit
+    writable("--json", arguments.json)
     words, axes, sentences = renamed.in_words_of_today(arguments.set or (), getattr(arguments, "grid", None) or ())
     arguments.set, arguments.grid = words or None, axes or None
     for sentence in sentences:
         say(f"apo: {sentence}")
+    return deadline
+
+
+def write_json(arguments: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write the values of a table to the file that ``--json`` names."""
+    from apo_experiments.files import write_atomically
+
+    if arguments.json:
+        write_atomically(arguments.json, (json.dumps(rows, indent=1, default=str) + "\n").encode(), "--json")
 
 
 def overrides(arguments: argparse.Namespace) -> dict[str, str]:

@@ -17,13 +17,12 @@ _EXAMPLES = """\
 
 def add_to(subparsers: argparse._SubParsersAction) -> None:
     """Add the command to the parser."""
-    parser = options.add_command(subparsers, "plot", "draw figures from the records of runs", _EXAMPLES)
+    parser = options.add_command(subparsers, "plot", "draw figures from the records of runs", _EXAMPLES, execute)
     parser.add_argument("recipes", metavar="RECIPE", nargs="*", default=["all"], help="names from `apo list`")
     parser.add_argument("--out", metavar="DIR", type=Path, default=Path("figures"), help="(default: figures)")
     parser.add_argument("--scale", choices=options.SCALES, help="(default: all that have records)")
     parser.add_argument("--figure", metavar="NAME", help="a figure other than the recipe's own")
     options.add_runs_option(parser)
-    parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ publish its run again), so publishing twice changes nothing."""
 def add_to(subparsers: argparse._SubParsersAction) -> None:
     """Add the command to the parser."""
     parser = options.add_command(
-        subparsers, "publish", "copy finished runs into results and bring docs up to date", _EXAMPLES
+        subparsers, "publish", "copy finished runs into results and bring docs up to date", _EXAMPLES, execute
     )
     parser.add_argument("recipes", metavar="RECIPE", nargs="*", help="names from `apo list` (default: all)")
     parser.add_argument("--scale", choices=("cpu", "paper"), default="paper", help="(default: paper)")
@@ -30,7 +30,6 @@ def add_to(subparsers: argparse._SubParsersAction) -> None:
         "--docs", metavar="DIR", type=Path, default=Path("docs"), help="with results.md (default: docs)"
     )
     options.add_runs_option(parser)
-    parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -16,13 +16,12 @@ _EXAMPLES = """\
 
 def add_to(subparsers: argparse._SubParsersAction) -> None:
     """Add the command to the parser."""
-    parser = options.add_command(subparsers, "report", "write one page with all figures and tables", _EXAMPLES)
+    parser = options.add_command(subparsers, "report", "write one page with all figures and tables", _EXAMPLES, execute)
     parser.add_argument(
         "--out", metavar="FILE", type=Path, default=Path("apo-report.html"), help="(default: apo-report.html)"
     )
     parser.add_argument("--scale", choices=options.SCALES, help="(default: all; smoke only if there is no other)")
     options.add_runs_option(parser)
-    parser.set_defaults(execute=execute)
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -31,12 +30,12 @@ def execute(arguments: argparse.Namespace) -> int:
     import jinja2  # noqa: F401
     import numpy  # noqa: F401
 
+    from apo_experiments.progress import counted
     from apo_experiments.report import write
 
     options.writable("--out", arguments.out)
     root = options.runs_folder(arguments)
     options.say(f"Reading the records in {root} and drawing their figures ...")
     count = write(arguments.out, root, arguments.scale)
-    recipes = "1 recipe" if count == 1 else f"{count} recipes"
-    show(f"{arguments.out}: {recipes} with results. Open it in a browser; it needs no network.")
+    show(f"{arguments.out}: {counted(count, 'recipe')} with results. Open it in a browser; it needs no network.")
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -30,7 +29,9 @@ After Ctrl-C the same command resumes the run; finished runs are not repeated.""
 
 def add_to(subparsers: argparse._SubParsersAction) -> None:
     """Add the command to the parser."""
-    parser = options.add_command(subparsers, "run", "train recipes and compare them with the paper", _EXAMPLES)
+    parser = options.add_command(
+        subparsers, "run", "train recipes and compare them with the paper", _EXAMPLES, execute, True
+    )
     parser.add_argument("recipes", metavar="RECIPE", nargs="+", help="names from `apo list`, or all")
     options.add_execution_options(parser)
     best = (
@@ -40,7 +41,6 @@ def add_to(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--best-of", metavar="RECIPE", help="the same, from the sweeps of another recipe")
     compiled = "train through torch.compile: faster after a minute, other rounding"
     parser.add_argument("--compile", action="store_true", help=compiled)
-    parser.set_defaults(execute=execute, resumable=True)
 
 
 @dataclass
@@ -60,12 +60,9 @@ def execute(arguments: argparse.Namespace) -> int:
     """
     if arguments.storage and not (arguments.best or arguments.best_of):
         raise UserError("--storage names the database of the sweeps that --best chooses from: add --best.")
-    deadline = options.deadline(arguments)
-    options.writable("--json", arguments.json)
-    options.read_former_names(arguments)
+    deadline = options.begin(arguments)
     from apo_experiments.commands.planned import planned
     from apo_experiments.execution import Assignment
-    from apo_experiments.files import write_atomically
     from apo_experiments.results import summarise
 
     recipes, root = options.recipes(arguments.recipes), options.runs_folder(arguments)
@@ -78,9 +75,7 @@ def execute(arguments: argparse.Namespace) -> int:
         records = [record for record in summary.records if record.config.recipe == recipe.name]
         if records:
             show("\n" + comparison(recipe, arguments.scale, summarise(recipe, records)))
-    if arguments.json:
-        content = json.dumps(_json(recipes, summary), indent=1, allow_nan=False) + "\n"
-        write_atomically(arguments.json, content.encode(), "--json")
+    options.write_json(arguments, _json(recipes, summary))
     if summary.records:
         where = "" if arguments.runs is None else f" --runs {arguments.runs}"
         options.say(f"\nThe records are in {root}. `apo report{where}` writes a page with all figures and tables.")

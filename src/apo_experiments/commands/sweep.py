@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 from typing import Any
 
@@ -21,14 +20,13 @@ After Ctrl-C the same command resumes the sweep; finished trials are not repeate
 
 def add_to(subparsers: argparse._SubParsersAction) -> None:
     """Add the command to the parser."""
-    parser = options.add_command(subparsers, "sweep", "tune methods over the paper's grids", _EXAMPLES)
+    parser = options.add_command(subparsers, "sweep", "tune methods over the paper's grids", _EXAMPLES, execute, True)
     parser.add_argument("recipe", metavar="RECIPE", help="a name from `apo list`")
     options.add_execution_options(parser)
     budget = "stop after this many (default: whole grid)"
     parser.add_argument("--trials", metavar="N", type=options.positive, help=budget)
     values = "try these values of a key instead of the paper's, as in lr=0.1,0.03"
     parser.add_argument("--grid", metavar="KEY=VALUES", nargs="+", action="extend", help=values)
-    parser.set_defaults(execute=execute, resumable=True)
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -38,12 +36,9 @@ def execute(arguments: argparse.Namespace) -> int:
         0, or 1 if a point failed; one that diverged is a result like any other.
     """
     from apo_experiments import sweep
-    from apo_experiments.files import write_atomically
     from apo_experiments.progress import Progress
 
-    deadline = options.deadline(arguments)
-    options.writable("--json", arguments.json)
-    options.read_former_names(arguments)
+    deadline = options.begin(arguments)
     (recipe, *others) = options.recipes([arguments.recipe])
     if others:
         raise UserError("`apo sweep` takes one recipe, not all: choose one from `apo list`.")
@@ -72,8 +67,7 @@ def execute(arguments: argparse.Namespace) -> int:
         show("\n" + text_table(columns, [[_cell(row.get(column)) for column in columns] for row in rows]))
     for line in _advice(rows, arguments):
         show(line)
-    if arguments.json:
-        write_atomically(arguments.json, (json.dumps(rows, indent=1, default=str) + "\n").encode(), "--json")
+    options.write_json(arguments, rows)
     options.say(f"\nThe records are in {root}.")
     return int(any(row.get("outcome") == "failed" for row in rows))
 

@@ -96,13 +96,8 @@ def split(images: ImageSet, validation: int = 5000, seed: int = 0) -> ImageSet:
         raise ValueError(f"validation must be from 1 to {count - 1}, got {validation}")
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     held, rest = order[:validation], order[validation:].sort().values
-    return replace(
-        images,
-        train_images=images.train_images[rest],
-        train_labels=images.train_labels[rest],
-        test_images=images.train_images[held],
-        test_labels=images.train_labels[held],
-    )
+    train, test = ((images.train_images[part], images.train_labels[part]) for part in (rest, held))
+    return replace(images, train_images=train[0], train_labels=train[1], test_images=test[0], test_labels=test[1])
 
 
 def subset(images: ImageSet, train: int | None = None, test: int | None = None) -> ImageSet:

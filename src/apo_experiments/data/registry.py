@@ -192,33 +192,27 @@ def _uci(name: str, title: str, file: DataFile, page: str) -> Dataset:
     )
 
 
-SLICE = _uci(
-    "slice",
-    "UCI Slice: 53,500 CT slices, 384 features, relative location",
-    DataFile("uci/slice_localization_data.csv"),
-    "206/relative+location+of+ct+slices+on+axial+axis",
-)
-
-PROTEIN = _uci(
-    "protein",
-    "UCI Protein: 45,730 decoys, 9 features, RMSD",
-    DataFile(
-        "uci/CASP.csv",
-        3_528_710,
-        Checksum("4277cfcb4e91a181746cbc654f001b57951c9e6a80f4f795fdb5c807e0848f40"),
+_PROTEIN = Checksum("4277cfcb4e91a181746cbc654f001b57951c9e6a80f4f795fdb5c807e0848f40")
+_PARKINSONS = Checksum("f2c7d5025dec4e92e7feae367a5f7ccf58789a10ac6b54bdf15976c599f9dd39")
+_UCI = (
+    _uci(
+        "slice",
+        "UCI Slice: 53,500 CT slices, 384 features, relative location",
+        DataFile("uci/slice_localization_data.csv"),
+        "206/relative+location+of+ct+slices+on+axial+axis",
     ),
-    "265/physicochemical+properties+of+protein+tertiary+structure",
-)
-
-PARKINSONS = _uci(
-    "parkinsons",
-    "UCI Parkinsons: 5,875 recordings, 19 features, two UPDRS scores",
-    DataFile(
-        "uci/parkinsons_updrs.data",
-        911_261,
-        Checksum("f2c7d5025dec4e92e7feae367a5f7ccf58789a10ac6b54bdf15976c599f9dd39"),
+    _uci(
+        "protein",
+        "UCI Protein: 45,730 decoys, 9 features, RMSD",
+        DataFile("uci/CASP.csv", 3_528_710, _PROTEIN),
+        "265/physicochemical+properties+of+protein+tertiary+structure",
     ),
-    "189/parkinsons+telemonitoring",
+    _uci(
+        "parkinsons",
+        "UCI Parkinsons: 5,875 recordings, 19 features, two UPDRS scores",
+        DataFile("uci/parkinsons_updrs.data", 911_261, _PARKINSONS),
+        "189/parkinsons+telemonitoring",
+    ),
 )
 
 _MULTI30K = (
@@ -275,8 +269,7 @@ IWSLT14 = Dataset(
 
 #: All data sets by name.
 DATASETS: dict[str, Dataset] = {
-    entry.name: entry
-    for entry in (MNIST, FASHION_MNIST, CIFAR10, CIFAR100, SVHN, SLICE, PROTEIN, PARKINSONS, MULTI30K, TATOEBA, IWSLT14)
+    entry.name: entry for entry in (MNIST, FASHION_MNIST, CIFAR10, CIFAR100, SVHN, *_UCI, MULTI30K, TATOEBA, IWSLT14)
 }
 
 

@@ -81,12 +81,8 @@ def line_styles(recipe: Recipe, labels: Sequence[str] | None = None) -> dict[str
     others = [entry for entry in chosen if entry not in ours]
     styles: dict[str, dict[str, Any]] = {}
     for position, entry in enumerate(ours):
-        styles[entry.label] = {
-            "color": COLOURS[position % len(COLOURS)],
-            "linestyle": "-",
-            "linewidth": 2.2,
-            "zorder": 3,
-        }
+        colour = COLOURS[position % len(COLOURS)]
+        styles[entry.label] = {"color": colour, "linestyle": "-", "linewidth": 2.2, "zorder": 3}
     # The first colour is reserved for APO even if APO is not shown.
     for position, entry in enumerate(others):
         colour = COLOURS[(max(len(ours), 1) + position) % len(COLOURS)]

@@ -108,13 +108,8 @@ def _method(
 
 
 _SHAMPOO = {
-    "lr": 0.1,
-    "betas": (0.9, 0.999),
-    "inverse_interval": 20,
-    "start_step": 25,
-    "block_size": 512,
-    "graft": "sgd",
-    "matrix_eps": 1e-6,
+    **{"lr": 0.1, "betas": (0.9, 0.999), "inverse_interval": 20, "start_step": 25, "block_size": 512},
+    **{"graft": "sgd", "matrix_eps": 1e-6},
 }
 _SHAMPOO_NAMES = {
     "inverse_interval": "preconditioning_compute_steps",
@@ -128,6 +123,9 @@ _KRON_NAMES = {"update_probability": "pre_conditioner_update_probability", "max_
 _FREE_SGD, _FREE_ADAMW = {"lr": 1.0, "momentum": 0.9}, {"lr": 2.5e-3, "betas": (0.9, 0.999)}
 _NO_RISE = {"warmup_steps": 0}
 _ESTIMATE = {"lr": 1.0, "betas": (0.9, 0.999), "d0": 1e-6}
+_PRODIGY = {**_ESTIMATE, "d_coef": 1.0}
+_GUARDED: dict[str, Any] = {"bias_correction": True, "safeguard_warmup": True}
+_OWN: dict[str, Any] = {"weight_decouple": True}
 
 _METHODS = (
     # Merging small dimensions would leave layers of up to `block_size` weights without any preconditioner.
@@ -149,22 +147,9 @@ _METHODS = (
         )
         for suffix, rise, own in (("", "", defaults | _NO_RISE), ("-warm", " with a warm-up", defaults))
     ),
+    _method("prodigy", "Prodigy: Adam that estimates its own rate", "Prodigy", _PRODIGY, _EstimatingDriver, **_GUARDED),
     _method(
-        "prodigy",
-        "Prodigy: Adam that estimates its own rate",
-        "Prodigy",
-        _ESTIMATE | {"d_coef": 1.0},
-        _EstimatingDriver,
-        bias_correction=True,
-        safeguard_warmup=True,
-    ),
-    _method(
-        "d-adaptation",
-        "Adam whose rate D-Adaptation estimates",
-        "DAdaptAdam",
-        _ESTIMATE,
-        _EstimatingDriver,
-        weight_decouple=True,
+        "d-adaptation", "Adam whose rate D-Adaptation estimates", "DAdaptAdam", _ESTIMATE, _EstimatingDriver, **_OWN
     ),
     _method("adamg", "AdamG: Adam scaled by the size of gradients", "AdamG", {"lr": 1.0}),
 )

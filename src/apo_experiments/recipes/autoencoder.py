@@ -14,34 +14,16 @@ and ten epochs; paper is the paper's own.
 
 from __future__ import annotations
 
-from apo_experiments.recipe import Entry, Recipe, Scale
+from apo_experiments.recipe import Recipe, Scale
 from apo_experiments.recipes import grids
 from apo_experiments.recipes.smoke import smoke_hyper
 from apo_experiments.tasks.autoencoder import DEFAULTS, autoencoder
 
+_APO = {"lr": 0.1, "scale": 0.2, "momentum": 0.9, "fsd_weight": 0.1, "wsd_weight": 0.1}
+_META = {"meta_lr": 1e-3, "warmup_lr": 0.003, "warmup_interval": 1}
+_GRIDS = (grids.ADAM_AUTOENCODER, grids.KFAC_AUTOENCODER, grids.APO_AUTOENCODER)
 #: The paper's methods, and one of ours.
-ENTRIES = (
-    Entry("SGDm", "sgdm", {"lr": 0.01}, grid=grids.SGDM_UCI),
-    Entry("Adam", "adam", {"lr": 1e-3}, grid=grids.ADAM_AUTOENCODER),
-    Entry("Shampoo", "shampoo", {"lr": 0.01}, grid=grids.SHAMPOO),
-    Entry("KFAC", "kfac", {"lr": 0.01, "damping": 3e-1}, grid=grids.KFAC_AUTOENCODER),
-    Entry(
-        "APO-Precond",
-        "apo-precond",
-        {
-            "lr": 0.1,
-            "scale": 0.2,
-            "momentum": 0.9,
-            "fsd_weight": 0.1,
-            "wsd_weight": 0.1,
-            "meta_lr": 1e-3,
-            "warmup_lr": 0.003,
-            "warmup_interval": 1,
-        },
-        grid=grids.APO_AUTOENCODER,
-    ),
-    Entry("APO-Eigen", "apo-eigen", grid=grids.APO_AUTOENCODER),
-)
+ENTRIES = grids.entries((0.01, 1e-3, 0.01), (0.01, 3e-1), _APO | _META, {}, _GRIDS)
 
 #: Options of the task for seconds.
 SMOKE = {"data": "generated", "width": 0.05, "train_images": 128, "batch_size": 32}

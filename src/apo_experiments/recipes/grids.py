@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from apo_experiments.recipe import Entry
 
 #: Values to try, by hyperparameter.
 Grid = dict[str, Sequence[float | str]]
@@ -42,3 +45,29 @@ SGDM_TRANSLATION: Grid = {
     "schedule": ("fixed", "inverse-sqrt"),
 }
 ADAMW_TRANSLATION: Grid = {"lr": (0.05, 0.001, 0.0005, 0.0001)}
+
+
+def entries(
+    rates: tuple[float, float, float],
+    kfac: tuple[float, float],
+    apo: Mapping[str, Any],
+    eigen: Mapping[str, Any],
+    grids: tuple[Grid, Grid, Grid] = (ADAM_UCI, KFAC_UCI, APO_UCI),
+) -> tuple[Entry, ...]:
+    """Return the methods of the regressions and of the autoencoder.
+
+    Args:
+        rates: Of SGDm, Adam and Shampoo.
+        kfac: Rate and damping of KFAC.
+        apo: Hyperparameters of APO-Precond.
+        eigen: Hyperparameters of APO-Eigen, which is not in the paper.
+        grids: Of Adam, KFAC, and both forms of APO.
+    """
+    return (
+        Entry("SGDm", "sgdm", {"lr": rates[0]}, SGDM_UCI),
+        Entry("Adam", "adam", {"lr": rates[1]}, grids[0]),
+        Entry("Shampoo", "shampoo", {"lr": rates[2]}, SHAMPOO),
+        Entry("KFAC", "kfac", dict(zip(("lr", "damping"), kfac, strict=True)), grids[1]),
+        Entry("APO-Precond", "apo-precond", apo, grids[2]),
+        Entry("APO-Eigen", "apo-eigen", eigen, grids[2]),
+    )

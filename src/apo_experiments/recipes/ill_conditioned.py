@@ -16,33 +16,14 @@ Scales: smoke 20 steps, cpu 3,000 steps (a minute or two), paper 10,000 steps an
 
 from __future__ import annotations
 
-from apo_experiments.recipe import Entry, Recipe, Scale
+from apo_experiments.recipe import Recipe, Scale
 from apo_experiments.recipes import grids
 from apo_experiments.recipes.smoke import smoke_hyper
 from apo_experiments.tasks.ill_conditioned import DEFAULTS, ill_conditioned
 
-_ENTRIES = (
-    Entry("SGDm", "sgdm", {"lr": 0.03}, grid=grids.SGDM_UCI),
-    Entry("Adam", "adam", {"lr": 1e-3}, grid=grids.ADAM_UCI),
-    Entry("Shampoo", "shampoo", {"lr": 0.1}, grid=grids.SHAMPOO),
-    Entry("KFAC", "kfac", {"lr": 0.03, "damping": 3e-4}, grid=grids.KFAC_UCI),
-    Entry(
-        "APO-Precond",
-        "apo-precond",
-        {
-            "lr": 0.1,
-            "momentum": 0.9,
-            "interval": 1,
-            "fsd_weight": 0.0,
-            "wsd_weight": 1.0,
-            "meta_lr": 0.03,
-            "meta_beta2": 0.9,
-            "warmup": "none",
-        },
-        grid=grids.APO_UCI,
-    ),
-    Entry("APO-Eigen", "apo-eigen", {"fsd_weight": 0.0}, grid=grids.APO_UCI),
-)
+_APO = {"lr": 0.1, "momentum": 0.9, "interval": 1, "fsd_weight": 0.0, "wsd_weight": 1.0}
+_META = {"meta_lr": 0.03, "meta_beta2": 0.9, "warmup": "none"}
+_ENTRIES = grids.entries((0.03, 1e-3, 0.1), (0.03, 3e-4), _APO | _META, {"fsd_weight": 0.0})
 
 RECIPES = {
     "ill-conditioned": Recipe(

@@ -18,42 +18,16 @@ from __future__ import annotations
 from apo_experiments.recipe import Entry, Recipe, Scale
 from apo_experiments.tasks.rosenbrock import DEFAULTS, rosenbrock
 
+_FAST = {"lr": 1e-3, "interval": 1, "fsd_weight": 0.0, "meta_beta2": 0.9}
+_RATE = {"wsd_weight": 30.0, "warm_start": False, "max_change": 0.0, "meta_lr": 0.8}
+_MATRIX = {"wsd_weight": 1e-3, "meta_optimizer": "rmsprop", "meta_lr": 0.03}
+_FIXED_RATES = (0.0005, 0.001, 0.0014, 0.0018, 0.002, 0.0021, 0.0022, 0.0023, 0.0024)
+_RATE_GRID = {"meta_lr": (0.1, 0.2, 0.4, 0.6, 0.8, 1.0), "wsd_weight": (10.0, 30.0, 100.0)}
+_MATRIX_GRID = {"meta_lr": (0.003, 0.01, 0.03, 0.1), "wsd_weight": (0.0, 1e-3, 1e-2)}
 _ENTRIES = (
-    Entry(
-        "SGD",
-        "sgd",
-        {"lr": 0.0022},
-        grid={"lr": (0.0005, 0.001, 0.0014, 0.0018, 0.002, 0.0021, 0.0022, 0.0023, 0.0024)},
-    ),
-    Entry(
-        "SGD-APO",
-        "sgd-apo",
-        {
-            "lr": 1e-3,
-            "interval": 1,
-            "fsd_weight": 0.0,
-            "wsd_weight": 30.0,
-            "warm_start": False,
-            "max_change": 0.0,
-            "meta_lr": 0.8,
-            "meta_beta2": 0.9,
-        },
-        grid={"meta_lr": (0.1, 0.2, 0.4, 0.6, 0.8, 1.0), "wsd_weight": (10.0, 30.0, 100.0)},
-    ),
-    Entry(
-        "APO-Precond",
-        "apo-precond-full",
-        {
-            "lr": 1e-3,
-            "interval": 1,
-            "fsd_weight": 0.0,
-            "wsd_weight": 1e-3,
-            "meta_optimizer": "rmsprop",
-            "meta_lr": 0.03,
-            "meta_beta2": 0.9,
-        },
-        grid={"meta_lr": (0.003, 0.01, 0.03, 0.1), "wsd_weight": (0.0, 1e-3, 1e-2)},
-    ),
+    Entry("SGD", "sgd", {"lr": 0.0022}, {"lr": _FIXED_RATES}),
+    Entry("SGD-APO", "sgd-apo", _FAST | _RATE, _RATE_GRID),
+    Entry("APO-Precond", "apo-precond-full", _FAST | _MATRIX, _MATRIX_GRID),
 )
 
 RECIPES = {

@@ -27,37 +27,21 @@ from apo_experiments.recipes import grids
 from apo_experiments.recipes.smoke import smoke_hyper
 from apo_experiments.tasks.uci import DEFAULTS, uci
 
-#: Learning rate of SGDm, Adam and Shampoo, learning rate and damping of KFAC, initial matrix of APO-Precond.
+#: Learning rates of SGDm, Adam and Shampoo, learning rate and damping of KFAC, initial matrix of APO-Precond.
 _CHOSEN = {
-    "slice": (0.03, 1e-3, 0.03, 0.003, 3e-2, 0.3),
-    "protein": (0.03, 3e-3, 0.03, 0.003, 3e-2, 0.3),
-    "parkinsons": (0.1, 3e-3, 0.03, 0.01, 1e-2, 1.0),
+    "slice": ((0.03, 1e-3, 0.03), (0.003, 3e-2), 0.3),
+    "protein": ((0.03, 3e-3, 0.03), (0.003, 3e-2), 0.3),
+    "parkinsons": ((0.1, 3e-3, 0.03), (0.01, 1e-2), 1.0),
 }
 
 
 def _entries(table: str) -> tuple[Entry, ...]:
     """Return the paper's methods."""
-    sgdm, adam, shampoo, kfac, damping, start = _CHOSEN[table]
+    rates, kfac, start = _CHOSEN[table]
     step = {"scale": 0.1, "momentum": 0.9} if table == "parkinsons" else {"scale": 0.9, "momentum": 0.0, "clip": 0.1}
-    apo = {
-        "lr": start,
-        **step,
-        "interval": 1,
-        "fsd_weight": 0.0,
-        "wsd_weight": 0.1,
-        "meta_lr": 1e-3,
-        "warmup": "none",
-        "warmup_lr": 0.01,
-        "warmup_interval": 1,
-    }
-    return (
-        Entry("SGDm", "sgdm", {"lr": sgdm}, grid=grids.SGDM_UCI),
-        Entry("Adam", "adam", {"lr": adam}, grid=grids.ADAM_UCI),
-        Entry("Shampoo", "shampoo", {"lr": shampoo}, grid=grids.SHAMPOO),
-        Entry("KFAC", "kfac", {"lr": kfac, "damping": damping}, grid=grids.KFAC_UCI),
-        Entry("APO-Precond", "apo-precond", apo, grid=grids.APO_UCI),
-        Entry("APO-Eigen", "apo-eigen", {"fsd_weight": 0.0}, grid=grids.APO_UCI),
-    )
+    rule = {"interval": 1, "fsd_weight": 0.0, "wsd_weight": 0.1, "meta_lr": 1e-3}
+    warmup = {"warmup": "none", "warmup_lr": 0.01, "warmup_interval": 1}
+    return grids.entries(rates, kfac, {"lr": start, **step, **rule, **warmup}, {"fsd_weight": 0.0})
 
 
 #: KFAC explodes within a few steps at some point of a run on Parkinsons, at smaller rates and larger damping too, and
