@@ -14,21 +14,6 @@ from apo_experiments.records import Record, by_label, grouped
 from apo_experiments.roles import chosen_by, is_swept
 from apo_experiments.runs import RunConfig
 
-__all__ = [
-    "Result",
-    "complete_settings",
-    "current",
-    "figure_text",
-    "findings",
-    "leader",
-    "one_per_seed",
-    "result",
-    "set_words",
-    "summarise",
-    "value",
-    "variant",
-]
-
 
 @dataclass(frozen=True)
 class Result:

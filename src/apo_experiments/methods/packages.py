@@ -51,7 +51,7 @@ class _KronDriver(_PackageDriver):
 
 
 @final
-class _ScheduleFreeDriver(_PackageDriver):
+class _FreeDriver(_PackageDriver):
     """Uses the averaged weights at the end of an epoch, where a network is evaluated."""
 
     def before_pass(self, step: int) -> None:
@@ -96,12 +96,11 @@ def _method(
         given = {(names or {}).get(key, key): hyper[key] for key in (*own, "weight_decay")}
         if name.endswith("-warm"):  # as the authors of Schedule-Free advise
             given["warmup_steps"] = round(WARM_UP * budget.steps)
+        package = required("pytorch_optimizer")
         if "graft_type" in given:
-            choose("graft", hyper["graft"], _GRAFTS)
-            given["graft_type"] = required("pytorch_optimizer").optimizer.shampoo.LayerWiseGrafting[
-                hyper["graft"].upper()
-            ]
-        built = getattr(required("pytorch_optimizer"), optimizer)(problem.parameters, **given, **fixed)
+            graft = choose("graft", hyper["graft"], _GRAFTS)
+            given["graft_type"] = package.optimizer.shampoo.LayerWiseGrafting[graft.upper()]
+        built = getattr(package, optimizer)(problem.parameters, **given, **fixed)
         return PlainStepper(problem, driver(built, budget), hyper, budget)
 
     return Method(name, summary, build, COMMON | own)
@@ -139,13 +138,11 @@ _METHODS = (
     ),
     _method("soap", "SOAP: Adam in Shampoo's eigenbasis", "SOAP", _SOAP, names=_SOAP_NAMES),
     _method("psgd-kron", "PSGD with Kronecker factors", "Kron", _KRON, _KronDriver, _KRON_NAMES),
-    *(
-        _method(f"{name}{suffix}", f"{title}{rise}", title.replace("-", "").replace(" ", ""), own, _ScheduleFreeDriver)
-        for name, title, defaults in (
-            ("schedule-free-sgd", "Schedule-Free SGD", _FREE_SGD),
-            ("schedule-free-adamw", "Schedule-Free AdamW", _FREE_ADAMW),
-        )
-        for suffix, rise, own in (("", "", defaults | _NO_RISE), ("-warm", " with a warm-up", defaults))
+    _method("schedule-free-sgd", "Schedule-Free SGD", "ScheduleFreeSGD", _FREE_SGD | _NO_RISE, _FreeDriver),
+    _method("schedule-free-adamw", "Schedule-Free AdamW", "ScheduleFreeAdamW", _FREE_ADAMW | _NO_RISE, _FreeDriver),
+    _method("schedule-free-sgd-warm", "Schedule-Free SGD with a warm-up", "ScheduleFreeSGD", _FREE_SGD, _FreeDriver),
+    _method(
+        "schedule-free-adamw-warm", "Schedule-Free AdamW with a warm-up", "ScheduleFreeAdamW", _FREE_ADAMW, _FreeDriver
     ),
     _method("prodigy", "Prodigy: Adam that estimates its own rate", "Prodigy", _PRODIGY, _EstimatingDriver, **_GUARDED),
     _method(
