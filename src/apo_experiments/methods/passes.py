@@ -104,17 +104,16 @@ class GraphedPass(TrainingPass):
     def _capture(self, inputs: Any, target: Any) -> bool:
         """Record the graph; nothing is computed yet. The gradients it will write are in its own memory."""
         self._batch = tree_map(torch.clone, (inputs, target))
-
-        def record() -> torch.cuda.CUDAGraph:
-            graph = torch.cuda.CUDAGraph()
-            with capture(graph, stream=self._stream):
-                self._loss = self._eager(*self._batch)
-            self._gradients = [p.grad for p in self._parameters]
-            return graph
-
-        self._graph = recorded("the training step", record)
+        self._graph = recorded("the training step", self._record)
         self._possible = self._graph is not None
         return self._possible
+
+    def _record(self) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        with capture(graph, stream=self._stream):
+            self._loss = self._eager(*self._batch)
+        self._gradients = [p.grad for p in self._parameters]
+        return graph
 
     def _replay(self, inputs: Any, target: Any) -> Tensor:
         for own, new in zip(_tensors(self._batch), _tensors((inputs, target)), strict=True):
