@@ -58,8 +58,8 @@ _ENOUGH = 0.5
 
 #: The price of noise that is worth paying, in gains.
 _WORTH = 0.75
-#: A smaller sigma is not asked for.
-_LEAST = 1.4
+#: A smaller sigma is not asked for: what looks like noise may be a plateau, which a small rate does not leave.
+_LEAST = 0.7
 #: Before that many steps the loss says little about where it is going.
 _FIRST_STEP = 100
 #: Weight of the present in two averages of the loss, relative to the age of training. In an average of weight w the
@@ -188,7 +188,7 @@ class NoiseLimit:
         ...     falling.observe(step, loss=1.0 - 0.1 * math.log(1 + step), promise=0.01)
         ...     resting.observe(step, loss=1.0, promise=0.01)
         >>> falling.largest(curvature=1.0, signal=0.9) > 8, resting.largest(curvature=1.0, signal=0.9)
-        (True, 1.4)
+        (True, 0.7)
     """
 
     def __init__(self) -> None:
