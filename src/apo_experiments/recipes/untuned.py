@@ -1,7 +1,7 @@
 """The methods of the benchmark without tuning: one list for all tasks.
 
 - APO around SGDm and AdamW, and around Muon where a network consists of matrices, as the library has it, and with the
-  paper's settings (``-paper``).
+  paper's settings (``-paper``); and the second-order method whose rates and dampings it learns (APO-Eigen).
 - SGDm, AdamW and NadamW under a cosine with 5% of warm-up at seven rates each. One rate is the usual default; the rate
   that is best on a task's held-out data is the *tuned* one; NadamW's rate that is best over all tasks together is the
   *calibrated* one. :mod:`apo_experiments.no_tuning.choice` finds both in the records.
@@ -47,9 +47,9 @@ def entries(decay: float = 0.0, muon: bool = False) -> tuple[Entry, ...]:
 
     Example:
         >>> [entry.label for entry in entries(muon=True) if "APO" in entry.label]
-        ['SGDm-APO', 'AdamW-APO', 'Muon-APO', 'SGDm-APO-paper', 'AdamW-APO-paper']
+        ['SGDm-APO', 'AdamW-APO', 'Muon-APO', 'APO-Eigen', 'SGDm-APO-paper', 'AdamW-APO-paper']
         >>> len(entries())
-        32
+        33
     """
     sgd, adam = {"weight_decay": decay}, {"weight_decay": _DECAY}
     cosine, warm = {"schedule": "cosine"}, {"schedule": "warm-cosine"}
@@ -64,6 +64,7 @@ def entries(decay: float = 0.0, muon: bool = False) -> tuple[Entry, ...]:
         Entry("SGDm-APO", "sgdm-apo-untuned", sgd),
         Entry("AdamW-APO", "adamw-apo-untuned", adam),
         *([Entry("Muon-APO", "muon-apo-untuned", adam)] if muon else []),
+        Entry("APO-Eigen", "apo-eigen", sgd),
         Entry("SGDm-APO-paper", "sgdm-apo", sgd | {"preset": "paper", "lr": 0.1}),
         Entry("AdamW-APO-paper", "adamw-apo", adam | {"preset": "paper", "lr": 3e-4}),
         Entry("Prodigy", "prodigy", adam | cosine),
@@ -84,4 +85,4 @@ def base_of(label: str) -> str:
         >>> base_of("SGDm-APO"), base_of("NadamW-cosine-0.001")
         ('SGDm', 'AdamW')
     """
-    return "SGDm" if label.startswith(("SGDm", "Schedule-Free-SGD", "DoG")) else "AdamW"
+    return "SGDm" if label.startswith(("SGDm", "APO-Eigen", "Schedule-Free-SGD", "DoG")) else "AdamW"
