@@ -71,9 +71,7 @@ def dot(left: Vector, right: Vector) -> Tensor:
     for one, other in zip(_local_parts(left), _local_parts(right), strict=True):
         if one.dtype in _HALF or other.dtype in _HALF:
             one, other = wide(one), wide(other)
-        if (
-            one.is_complex()
-        ):  # the inner product of real and imaginary parts, as gradients of complex parameters have it
+        if one.is_complex():  # the inner product of real and imaginary parts, as torch's gradients have it
             one, other = torch.view_as_real(one), torch.view_as_real(other)
         if not one.is_contiguous() and one.stride() == other.stride():  # channels last: flat without a copy
             order = sorted(range(one.ndim), key=one.stride, reverse=True)

@@ -102,6 +102,29 @@ def test_an_optimizer_can_have_one_tuner_only(door, wrapped):
         apo.APO(second, run.model, nn.functional.cross_entropy)
 
 
+class Wrapper(torch.optim.Optimizer):
+    """An optimizer around another one that takes steps of its own."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+        super().__init__(optimizer.param_groups, dict(optimizer.defaults))
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.add_(p.grad, alpha=-group["lr"])
+
+
+def test_an_optimizer_that_wraps_another_can_have_one_tuner_only():
+    model, criterion = nn.Linear(3, 2), nn.MSELoss()
+    optimizer = Wrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+    apo.attach(optimizer, model, criterion)
+    with pytest.raises(ValueError, match="optimizer already has a tuner"):
+        apo.attach(optimizer, model, criterion)
+
+
 def test_a_refused_second_tuner_leaves_the_first_one_working():
     run, reference = Run("attached"), Run("attached").train(range(7))
     with pytest.raises(ValueError, match="already has a tuner"):

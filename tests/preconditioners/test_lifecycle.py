@@ -274,6 +274,15 @@ def test_refuses_a_group_that_comes_later():
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
 
 
+def test_refuses_to_ignore_a_parameter_that_was_put_into_a_group_later():
+    model, extra = nn.Linear(3, 2), nn.Parameter(torch.ones(2))
+    optimizer = Kronecker(model)
+    optimizer.param_groups[0]["params"].append(extra)
+    (model(torch.ones(4, 3)) * extra).sum().backward()
+    with pytest.raises(RuntimeError, match="a parameter of shape"):
+        optimizer.step()
+
+
 def test_refuses_to_ignore_a_parameter_that_was_unfrozen_later():
     model = nn.Linear(2, 2)
     model.bias.requires_grad_(False)

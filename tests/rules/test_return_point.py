@@ -166,6 +166,17 @@ def test_data_that_are_not_finite_are_still_an_error():
         tuner.step(torch.full_like(x, float("nan")), y)
 
 
+def test_data_that_are_not_finite_are_an_error_for_weights_that_start_at_zero():
+    model = nn.Linear(8, 3)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    tuner = apo.APO(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, F.cross_entropy, interval=1)
+    x, y = next(iter(batches(1)))
+    tuner.step(x, y)
+    with pytest.raises(apo.NonFiniteError, match="look for NaN in the data"):
+        tuner.step(torch.full_like(x, float("nan")), y)
+
+
 def test_only_a_loss_that_has_grown_a_hundredfold_says_that_the_weights_exploded():
     model = network()
     point = ReturnPoint(model, torch.optim.SGD(model.parameters(), lr=0.1))

@@ -195,8 +195,7 @@ class Attached(Tuner):
     def _before_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         self._abandon()
         if _is_training() and self._wants_recording():
-            if not self._is_alone():
-                self.engine.find_wrapper()
+            self.engine.find_wrapper()
             self._pending = self._replayable(Call(args, kwargs))
 
     def _after_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:

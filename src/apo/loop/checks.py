@@ -67,7 +67,8 @@ def check_arguments(
             raise TypeError(f"{name} must be True or False, got {value!r}")
     if on_nonfinite not in ("raise", "skip"):
         raise ValueError(f"on_nonfinite must be 'raise' or 'skip', got {on_nonfinite!r}: 'skip' leaves steps out")
-    if held and own_hooks(vars(inner)):  # a second tuner would take the first one's steps for the optimizer's own
+    hooked = optimizer.optimizer if isinstance(optimizer, Rule) else optimizer
+    if held and own_hooks(vars(hooked)):  # a second tuner would take the first one's steps for the optimizer's own
         raise ValueError("optimizer already has a tuner: use that one, or call its detach() before building another")
     if held and not (in_model or in_criterion):
         raise ValueError(

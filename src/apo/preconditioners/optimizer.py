@@ -126,10 +126,9 @@ class Preconditioner(Optimizer, ABC):
     def layers(self, layers: Sequence[Layer]) -> None:
         self._layers = list(layers)
         self._own_layers = [layer for layer in layers if self.ownership.is_mine(layer)]
-        planned = {p for layer in layers for p in layer.params}
-        self._frozen = [p for p in self._parameters() if p not in planned]
+        self._planned = {p for layer in layers for p in layer.params}
         # Weights are sharded before the optimizer is built, so one look is enough for all steps.
-        self._sharded = any(is_sharded(p) for p in planned)
+        self._sharded = any(is_sharded(p) for p in self._planned)
         self._observes = any(layer.block.statistics for layer in layers)
         # What pull_back() needs: the parameters of the last displacement(), and what the product kept.
         self._look_ahead: tuple[list[Tensor], LookAhead] | None = None
@@ -152,13 +151,14 @@ class Preconditioner(Optimizer, ABC):
         Raises:
             RuntimeError: If one of them has no block because it was frozen when this optimizer was built.
         """
-        for p in self._frozen:
-            if p.grad is not None:
+        moved = [p for p in self._parameters() if p.grad is not None]
+        for p in moved:
+            if p not in self._planned:
                 raise RuntimeError(
                     f"a parameter of shape {tuple(p.shape)} was frozen when {type(self).__name__} was built and has a "
                     "gradient now: unfreeze it before building the optimizer"
                 )
-        return [p for p in self._parameters() if p.grad is not None]
+        return moved
 
     @torch.no_grad()
     def displacement(self) -> list[Tensor]:

@@ -320,10 +320,13 @@ class ReturnPoint:
         """Whether parameters are so large, or not finite, that they must have exploded since.
 
         Args:
-            parameters: Those of the optimizer.
+            parameters: Those that move.
             agree: Returns one number for all processes.
         """
-        return bool(self.kept) and not agree(norm(parameters)) <= _FAR * agree(norm(self.kept[: self._owned]))
+        if not self.kept:
+            return False
+        usual = max(agree(norm(self.kept[: self._owned])), 1.0)  # weights may be zero at first
+        return not agree(norm(parameters)) <= _FAR * usual
 
     def go_back(self) -> bool:
         """Put the kept weights into the network and empty the optimizer's state; return False if there are none."""
