@@ -21,13 +21,20 @@ def choose(name: str, value: Any, choices: Collection[str]) -> Any:
     return value
 
 
-def required(module: str, extra: str = "experiments") -> Any:
-    """Import a package of an extra, or raise a UserError that says how to install it."""
+def required(module: str, extra: str = "experiments", package: str | None = None) -> Any:
+    """Import a package of an extra, or raise a UserError that says how to install it.
+
+    Args:
+        module: What to import.
+        extra: The extra of apo-optim that brings it.
+        package: Its name for pip, if that is another one.
+    """
     try:
         return importlib.import_module(module)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
+        name = package or error.name or module
         raise UserError(
-            f"This needs the package {error.name or module}, which is not installed: pip install 'apo-optim[{extra}]'."
+            f"This needs the package {name}, which is not installed: pip install 'apo-optim[{extra}]'."
         ) from error
 
 

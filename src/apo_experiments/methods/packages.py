@@ -96,7 +96,7 @@ def _method(
         given = {(names or {}).get(key, key): hyper[key] for key in (*own, "weight_decay")}
         if name.endswith("-warm"):  # as the authors of Schedule-Free advise
             given["warmup_steps"] = round(WARM_UP * budget.steps)
-        package = required("pytorch_optimizer")
+        package = required("pytorch_optimizer", package="pytorch-optimizer")
         if "graft_type" in given:
             graft = choose("graft", hyper["graft"], _GRAFTS)
             given["graft_type"] = package.optimizer.shampoo.LayerWiseGrafting[graft.upper()]

@@ -97,7 +97,7 @@ class _MechanicDriver(Driver):
 
 
 def _dog(problem: Problem, hyper: Mapping[str, Any], budget: Budget) -> Stepper:
-    dog = required("dog", "rivals")
+    dog = required("dog", "rivals", "dog-optimizer")
     normalised = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in problem.model.modules())
     first = hyper["reps_rel"] or (1e-4 if normalised else 1e-6)  # what its authors suggest
     optimizer = dog.DoG(problem.parameters, reps_rel=first, lr=hyper["lr"], weight_decay=hyper["weight_decay"])
@@ -106,7 +106,7 @@ def _dog(problem: Problem, hyper: Mapping[str, Any], budget: Budget) -> Stepper:
 
 
 def _mechanic(problem: Problem, hyper: Mapping[str, Any], budget: Budget) -> Stepper:
-    mechanize = required("mechanic_pytorch", "rivals").mechanize
+    mechanize = required("mechanic_pytorch", "rivals", "mechanic-pytorch").mechanize
     own = {name: hyper[name] for name in ("lr", "betas", "weight_decay")}
     # With differences stored, which its authors call slightly more accurate: recomputing them divides by zero at first.
     optimizer = mechanize(torch.optim.AdamW, store_delta=True)(problem.parameters, **own)

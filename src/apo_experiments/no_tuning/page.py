@@ -113,7 +113,9 @@ def _scale(scale: str, runs: Mapping[str, tuple[Recipe, Runs]]) -> str:
             _by_task(tasks, untuned, _marked),
             "Training loss of the last epoch:",
             _by_task(
-                tasks, ["SGDm tuned", "AdamW tuned", *untuned], lambda one: figure_text(one.train_loss).strip("-")
+                tasks,
+                ["SGDm tuned", "AdamW tuned", *untuned],
+                lambda one: "" if one.train_loss is None else figure_text(one.train_loss),
             ),
             f"![Learned rates and tuned ones, task by task]({ASSETS}/rates-{scale}.png)",
         ]

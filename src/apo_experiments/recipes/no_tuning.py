@@ -7,8 +7,8 @@ has batches of 16.
 
 :data:`CHOOSING` are the tasks on which settings of the library were chosen; on all others they are only reported.
 
-Scales: smoke runs on generated data, in seconds; cpu takes a few thousand examples and a few hundred steps, less than
-an hour for all tasks and methods with ``--jobs 2`` on two cores; paper trains whole networks on all data, on one GPU.
+Scales: smoke runs on generated data, in seconds; cpu takes a few thousand examples and a few hundred steps, one to two
+hours for all tasks and methods with ``--jobs 2`` on two cores; paper trains whole networks on all data, on one GPU.
 """
 
 from __future__ import annotations

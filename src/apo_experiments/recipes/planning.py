@@ -53,8 +53,13 @@ def plan(
     runs = []
     for entry in entries:
         # Options are read from strings like hyperparameters: by the type of their defaults.
-        options = filled(recipe.defaults, {**size.options, **entry.options, **changes})
-        hyper = filled(_defaults(recipe, entry), {**entry.hyper, **size.hyper.get(entry.label, {}), **changes})
+        own_options, own_hyper = {**size.options, **entry.options}, {**entry.hyper, **size.hyper.get(entry.label, {})}
+        defaults = _defaults(recipe, entry)
+        unknown = [*(own_options.keys() - recipe.defaults.keys()), *(own_hyper.keys() - defaults.keys())]
+        if unknown:  # a slip in the recipe itself; changes may be meant for other entries
+            raise UserError(f"{recipe.name} sets {unknown[0]!r} for {entry.label}, which knows no such setting.")
+        options = filled(recipe.defaults, own_options | changes)
+        hyper = filled(defaults, own_hyper | changes)
         if "precision" in options and "precision" in hyper:
             hyper["precision"] = options["precision"]
         elif hyper.get("precision") in _CAST_BY_THE_TASK:

@@ -52,7 +52,7 @@ class Part:
         facts = [("Command", shlex.join(map(str, header.get("command") or []))) for header in headers]
         facts += [("Commit", str(header.get("commit") or "unknown")) for header in headers]
         for name in ("hardware", "versions"):
-            found = [header.get(name) or {} for header in headers]
+            found = [header[name] for header in headers if isinstance(header.get(name), dict)]
             facts += [(name.capitalize(), ", ".join(f"{key} {value}" for key, value in one.items())) for one in found]
         return [pair for pair in dict.fromkeys(facts) if pair[1]]
 

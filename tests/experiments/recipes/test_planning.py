@@ -88,3 +88,11 @@ def test_planning_draws_no_random_numbers():
     before = torch.get_rng_state()
     plan(RECIPES["cifar10-lenet"], "paper")
     assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    "wrong", [Entry("SGDm", "sgdm", {"learning_rate": 0.5}), Entry("SGDm", "sgdm", options={"batchsize": 3})]
+)
+def test_a_recipe_that_sets_what_is_not_known_is_refused(wrong):
+    with pytest.raises(UserError, match=r"tiny sets '(learning_rate|batchsize)' for SGDm, which knows no such setting"):
+        plan(recipe(entries=(wrong,)), "smoke")
