@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from apo_experiments.no_tuning.choice import Runs
 from apo_experiments.no_tuning.scores import Score, Task, scored, standings, task_runs
 from apo_experiments.publication.compact import rounded
 from apo_experiments.publication.page import replaced
-from apo_experiments.publication.rows import grid, machines
+from apo_experiments.publication.rows import command_block, grid, machines
 from apo_experiments.recipe import SCALES, Recipe
 from apo_experiments.recipes.no_tuning import CHOOSING, FAMILY, RECIPES
 from apo_experiments.records import Record
@@ -118,6 +117,7 @@ def _scale(scale: str, runs: Mapping[str, tuple[Recipe, Runs]]) -> str:
                 lambda one: "" if one.train_loss is None else figure_text(one.train_loss),
             ),
             f"![Learned rates and tuned ones, task by task]({ASSETS}/rates-{scale}.png)",
+            command_block(record.header.get("command") or [] for record in _records(tasks, runs)),
         ]
     if missing:
         blocks.append("Without all tuned rates yet: " + ", ".join(f"`{name}`" for name in missing) + ".")
@@ -125,9 +125,8 @@ def _scale(scale: str, runs: Mapping[str, tuple[Recipe, Runs]]) -> str:
 
 
 def _origin(tasks: Mapping[str, Task], runs: Mapping[str, tuple[Recipe, Runs]]) -> str:
-    records = [record for name in tasks for group in runs[name][1].values() for record in group]
+    records = _records(tasks, runs)
     seeds = sorted({len(group) for name in tasks for group in runs[name][1].values()})
-    commands = dict.fromkeys(shlex.join(record.header.get("command") or []) for record in records)
     one_for_all = next(
         (t.scores[name].label for t in tasks.values() if (name := "NadamW calibrated") in t.scores), None
     )
@@ -136,9 +135,12 @@ def _origin(tasks: Mapping[str, Task], runs: Mapping[str, tuple[Recipe, Runs]]) 
     )
     return (
         f"{len(tasks)} of {len(RECIPES)} tasks, {len(records)} runs, {' or '.join(map(str, seeds))} "
-        f"seed{'' if seeds == [1] else 's'} each, on {machines(records)}.{chosen}\n\n"
-        "```bash\n" + "\n".join(command for command in commands if command) + "\n```"
+        f"seed{'' if seeds == [1] else 's'} each, on {machines(records)}.{chosen}"
     )
+
+
+def _records(tasks: Mapping[str, Task], runs: Mapping[str, tuple[Recipe, Runs]]) -> list[Record]:
+    return [record for name in tasks for group in runs[name][1].values() for record in group]
 
 
 def _standings(tasks: Mapping[str, Task]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from apo_experiments.errors import UserError
 from apo_experiments.files import write_atomically
 from apo_experiments.progress import counted
 from apo_experiments.publication.compact import find
-from apo_experiments.publication.rows import Row, as_json, grid, machines, rows, seeds, spread, words
+from apo_experiments.publication.rows import Row, as_json, command_block, grid, machines, rows, seeds, spread, words
 from apo_experiments.publication.summary import summary
 from apo_experiments.publication.tuning_log import read_tuning
 from apo_experiments.recipe import Recipe
@@ -125,7 +124,7 @@ def _table(title: str, scale: str, parts: Sequence[Section], results: Path) -> s
 
 
 def _details(recipe: Recipe, scale: str, own: Sequence[Row], results: Path) -> str:
-    """Return the details of one recipe: findings, origin, commands, other settings, the figure."""
+    """Return the details of one recipe: findings, origin, other settings, the figure, commands."""
     shown = [row for row in own if not row.settings]
     records = [record for row in shown for record in row.records]
     sentences = findings(recipe, scale, summarise(recipe, records))
@@ -134,15 +133,13 @@ def _details(recipe: Recipe, scale: str, own: Sequence[Row], results: Path) -> s
     headers = [record.header for record in records]
     sweeps = [words for header in headers for words in (header.get("chosen_by") or {}).get("commands", [])]
     runs = [header.get("command") or [] for header in headers]
-    commands = dict.fromkeys(shlex.join(words) for words in [*sweeps, *runs] if words)
-    blocks.append("```bash\n" + "\n".join(commands) + "\n```")
     others = [row for row in own if row.settings]
     if others:
         body = [[row.result.name, _settings(row.settings), *_figures(row)] for row in others]
         blocks += ["Other settings:", grid(["Method", "With", "Ours", "Spread", "Seeds", "Epochs", "Hours"], body)]
     if any(record.rows for record in records):
         blocks.append(f"![{recipe.title}: loss, {words(recipe.metric)} and rate]({ASSETS}/{recipe.name}-{scale}.png)")
-    return "\n\n".join(blocks)
+    return "\n\n".join([*blocks, command_block([*sweeps, *runs])])
 
 
 def _figures(row: Row) -> list[str]:

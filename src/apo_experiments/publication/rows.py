@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from apo_experiments.publication.compact import rounded
@@ -101,6 +103,8 @@ def as_json(row: Row) -> dict[str, Any]:
 
 #: Columns of text; all others hold numbers and are aligned to the right.
 _TEXT = ("Experiment", "Method", "Metric", "With")
+#: More commands than these are folded.
+_UNFOLDED = 3
 
 
 def grid(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
@@ -120,14 +124,35 @@ def anchor(heading: str) -> str:
 
 
 def machines(records: Iterable[Record]) -> str:
-    """Return where runs were made: devices, versions of torch and commits."""
-    facts = dict.fromkeys(
-        f"{(header.get('hardware') or {}).get('device', 'unknown')}, "
-        f"torch {(header.get('versions') or {}).get('torch', 'unknown')}, "
-        f"commit {str(header.get('commit') or 'unknown')[:10]}"
-        for header in (record.header for record in records)
-    )
-    return "; ".join(facts)
+    """Return where runs were made: each device and version of torch once, with its commits."""
+    commits: dict[str, dict[str, None]] = {}
+    for header in (record.header for record in records):
+        device = (header.get("hardware") or {}).get("device", "unknown")
+        place = f"{device}, torch {(header.get('versions') or {}).get('torch', 'unknown')}"
+        commits.setdefault(place, {})[str(header.get("commit") or "unknown")[:7]] = None
+    return "; ".join(f"{place}, commit{'s' * (len(own) > 1)} {', '.join(own)}" for place, own in commits.items())
+
+
+def command_block(commands: Iterable[Sequence[str]]) -> str:
+    """Return commands as Markdown: runs that differ only in their recipes together, and a long list folded.
+
+    Example:
+        >>> print(command_block([["apo", "run", "a", "--seeds", "3"], ["apo", "run", "b", "--seeds", "3"]]))
+        ```bash
+        apo run a b --seeds 3
+        ```
+    """
+    recipes: dict[tuple[str, ...], dict[str, None]] = {}
+    for command in filter(None, commands):
+        # Only `run` takes several recipes, which come before its options.
+        names = list(takewhile(lambda word: not word.startswith("-"), command[2:])) if command[1:2] == ["run"] else []
+        key = (*command[:2], "", *command[2 + len(names) :])
+        recipes.setdefault(key, {}).update(dict.fromkeys(names))
+    lines = [shlex.join([*key[:2], *names, *key[3:]]) for key, names in recipes.items()]
+    block = "```bash\n" + "\n".join(lines) + "\n```"
+    if len(lines) <= _UNFOLDED:
+        return block
+    return f"<details>\n<summary>The {len(lines)} commands of these runs</summary>\n\n{block}\n\n</details>"
 
 
 def seeds(row: Row) -> str:

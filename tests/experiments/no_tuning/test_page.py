@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from tests.experiments.no_tuning.made_up import run
 from tests.experiments.no_tuning.test_scores import cosines
@@ -11,6 +12,7 @@ from apo_experiments.cli import main
 from apo_experiments.no_tuning import archive, publish
 from apo_experiments.no_tuning.archive import read
 from apo_experiments.no_tuning.page import BEGIN, END, markdown, rows
+from apo_experiments.publication.rows import command_block, machines
 from apo_experiments.records import RecordWriter
 from apo_experiments.results import value
 
@@ -37,6 +39,33 @@ def test_the_page_says_what_was_found_chosen_and_held_out():
     assert "| `protein` | test loss | 0.5000 at 0.1 | 0.4500 (-10.0) | 0.4000 at 0.01 | 0.4600 (10.0) |" in text
     assert "For choosing settings of the library: `protein`. Held out from that, only reported: none." in text
     assert "Without all tuned rates yet: `no-tuning-digits-mlp`" in text
+
+
+def by_command(*words, commit="1234567890"):
+    header = {"command": ["apo", "run", *words], "commit": commit, "hardware": {"device": "cpu"}}
+    return replace(run("protein", "SGDm-APO", 0.45), header=header)
+
+
+def test_figures_come_first_and_commands_last_folded():
+    made = [
+        replace(one, header=by_command("no-tuning", "--seeds", str(n % 5)).header) for n, one in enumerate(records())
+    ]
+    text = markdown(made)
+    assert text.index("| Mean rank |") < text.index("regrets-cpu.png") < text.index("rates-cpu.png")
+    assert text.index("rates-cpu.png") < text.index("<summary>The 5 commands of these runs</summary>")
+    assert text.count("```bash") == 1 and text.index("<details>") < text.index("```bash") < text.index("</details>")
+
+
+def test_commands_that_differ_in_the_task_alone_are_one():
+    both = [["apo", "run", "a", "--jobs", "2"], ["apo", "run", "b", "a", "--jobs", "2"], ["apo", "run", "c"]]
+    assert command_block(both) == "```bash\napo run a b --jobs 2\napo run c\n```"
+    sweeps = [["apo", "sweep", "a"], ["apo", "sweep", "b"]]  # a sweep takes one recipe
+    assert command_block(sweeps) == "```bash\napo sweep a\napo sweep b\n```"
+
+
+def test_commits_are_one_short_list_of_a_machine():
+    made = [by_command("x", commit=commit) for commit in ("aaaaaaaaaa", "bbbbbbbbbb", "aaaaaaaaaa")]
+    assert machines(made) == "cpu, torch unknown, commits aaaaaaa, bbbbbbb"
 
 
 def test_rows_have_every_score():
