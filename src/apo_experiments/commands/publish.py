@@ -74,7 +74,8 @@ def execute(arguments: argparse.Namespace) -> int:
         length = "" if arguments.all else " and full length (--all takes any length)"
         show(f"There is nothing new to publish: {root} has no finished runs of scale {arguments.scale}{length}.")
     if not page.exists():
-        show(f"There is no {page}, so only {to} was written: --docs names the folder of a page to bring up to date.")
+        written = f"only {to} was written" if published else "no page was written"
+        show(f"There is no {page}, so {written}: --docs names the folder of a page to bring up to date.")
         return 0
     written = publication.publish_page(to, arguments.docs)
     if (arguments.docs / "no-tuning.md").exists():
