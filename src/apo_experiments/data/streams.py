@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 
 from apo_experiments.data.augment import PADDING, Normalization, crop_and_flip
+from apo_experiments.data.vocabulary import BOS, EOS, PAD
 from apo_experiments.problem import Batches
 
 #: Source and target of one pair, as pieces of a vocabulary.
 Pieces = tuple[Sequence[int], Sequence[int]]
-#: ``(source, target_in), target_out``.
+#: ``(source, target_in), target_out``, the last of them one long row.
 TextBatch = tuple[tuple[Tensor, Tensor], Tensor]
 
 # Images that are shuffled and cropped at a time, to limit the memory of the padded copies.
@@ -190,27 +191,13 @@ class TextBatches(EpochBatches):
 
     Args:
         pairs: Source and target pieces, without beginning and end.
-        max_tokens: Of one side of a batch. A pair that is longer is left out and counted in ``skipped``.
+        max_tokens: Of one side of a batch. A pair that is longer is left out.
         seed: Decides the order of the batches.
         device: Where they go, once.
-        pad: Piece that fills short sentences.
-        bos: Piece that begins a target.
-        eos: Piece that ends both sides.
     """
 
-    def __init__(
-        self,
-        pairs: Sequence[Pieces],
-        max_tokens: int,
-        seed: int,
-        device: torch.device | str = "cpu",
-        pad: int = 0,
-        bos: int = 1,
-        eos: int = 2,
-    ) -> None:
+    def __init__(self, pairs: Sequence[Pieces], max_tokens: int, seed: int, device: torch.device | str = "cpu") -> None:
         kept = [pair for pair in pairs if _padded_length(pair) <= max_tokens]
-        #: How many pairs were left out because they are too long.
-        self.skipped = len(pairs) - len(kept)
         if not kept:
             raise ValueError(f"max_tokens must be enough for one of the {len(pairs)} pairs, got {max_tokens}")
         groups = _bucketed(kept, max_tokens)
@@ -219,14 +206,14 @@ class TextBatches(EpochBatches):
         self._batches: list[TextBatch] = []
         for group in groups:
             source, before, after = (
-                _matrix(rows, pad).to(device)
+                padded(rows).to(device)
                 for rows in (
-                    [[*source, eos] for source, _ in group],
-                    [[bos, *target] for _, target in group],
-                    [[*target, eos] for _, target in group],
+                    [[*source, EOS] for source, _ in group],
+                    [[BOS, *target] for _, target in group],
+                    [[*target, EOS] for _, target in group],
                 )
             )
-            self._batches.append(((source, before), after))
+            self._batches.append(((source, before), after.flatten()))
         self._order: list[int] = []
 
     def start_epoch(self, generator: torch.Generator) -> None:
@@ -234,7 +221,7 @@ class TextBatches(EpochBatches):
         self._order = torch.randperm(len(self._batches), generator=generator).tolist()
 
     def batch(self, position: int) -> TextBatch:
-        """Return one batch: ``(source [B, S], target_in [B, T])`` and ``target_out [B, T]``."""
+        """Return one batch: ``(source [B, S], target_in [B, T])`` and ``target_out [B * T]``, padding included."""
         return self._batches[self._order[position]]
 
     def in_order(self) -> list[TextBatch]:
@@ -258,6 +245,7 @@ def _bucketed(pairs: Sequence[Pieces], max_tokens: int) -> list[list[Pieces]]:
     return groups
 
 
-def _matrix(rows: Sequence[Sequence[int]], pad: int) -> Tensor:
+def padded(rows: Sequence[Sequence[int]]) -> Tensor:
+    """Return sentences as a matrix, short ones filled at the end."""
     width = max(map(len, rows))
-    return torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows], dtype=torch.int64)
+    return torch.tensor([[*row, *[PAD] * (width - len(row))] for row in rows], dtype=torch.int64)

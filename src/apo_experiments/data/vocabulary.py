@@ -7,23 +7,18 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Any, final
 
 from apo_experiments.data.text import Pair
 from apo_experiments.errors import UserError, required
 
+#: Fills short sentences; begins one; ends one; replaces what the training text did not contain, or too rarely.
+PAD, BOS, EOS, UNK = 0, 1, 2, 3
+
 
 class _Vocabulary(ABC):
-    """Text to numbers, one vocabulary for both languages.
-
-    Attributes:
-        pad: Fills short sentences.
-        bos: Begins a sentence.
-        eos: Ends a sentence.
-        unk: Replaces what the training text did not contain, or too rarely.
-    """
-
-    pad, bos, eos, unk = 0, 1, 2, 3
+    """Text to numbers, one vocabulary for both languages."""
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -51,25 +46,16 @@ class Vocabulary(_Vocabulary):
         return list(self._processor.encode(text))
 
     def decode(self, pieces: Sequence[int]) -> str:
-        """Return the sentence up to the first :attr:`eos`, without special pieces."""
-        kept = []
-        for piece in pieces:
-            if piece == self.eos:
-                break
-            if piece not in (self.pad, self.bos):
-                kept.append(int(piece))
-        return str(self._processor.decode(kept))
+        """Return the sentence up to the first :data:`EOS`, without special pieces."""
+        sentence = takewhile(lambda piece: piece != EOS, pieces)
+        return str(self._processor.decode([int(piece) for piece in sentence if piece not in (PAD, BOS)]))
 
 
 def build(pairs: Sequence[Pair], size: int) -> Vocabulary:
     """Train a joint vocabulary on both sides of the training text."""
     if not pairs:
         raise ValueError("pairs must hold the training text, got none")
-    return Vocabulary(_train([side for pair in pairs for side in pair], size))
-
-
-def _train(lines: Sequence[str], size: int) -> bytes:
-    model = io.BytesIO()
+    lines, model = [side for pair in pairs for side in pair], io.BytesIO()
     try:
         required("sentencepiece").SentencePieceTrainer.train(
             sentence_iterator=iter(lines),
@@ -78,10 +64,7 @@ def _train(lines: Sequence[str], size: int) -> bytes:
             vocab_size=size,
             hard_vocab_limit=False,  # a tiny text has fewer pieces
             character_coverage=1.0,
-            pad_id=Vocabulary.pad,
-            bos_id=Vocabulary.bos,
-            eos_id=Vocabulary.eos,
-            unk_id=Vocabulary.unk,
+            **dict(zip(("pad_id", "bos_id", "eos_id", "unk_id"), (PAD, BOS, EOS, UNK), strict=True)),
             num_threads=1,  # the same text gives the same pieces everywhere
             minloglevel=2,
         )
@@ -90,7 +73,7 @@ def _train(lines: Sequence[str], size: int) -> bytes:
             f"No vocabulary of {size} pieces could be built from this text (it has {len(set().union(*lines))} "
             "characters and needs a few pieces more): choose a larger vocabulary."
         ) from error
-    return model.getvalue()
+    return Vocabulary(model.getvalue())
 
 
 @final
@@ -116,7 +99,7 @@ class WordVocabulary(_Vocabulary):
 
     def encode(self, text: str) -> list[int]:
         """Return the words of a sentence."""
-        return [self._places.get(word, self.unk) for word in _words(text)]
+        return [self._places.get(word, UNK) for word in _words(text)]
 
 
 def _words(text: str) -> list[str]:

@@ -8,17 +8,14 @@ from apo_experiments.models.convolutional import VGG, AlexNet, LeNet
 from apo_experiments.models.decoding import beam_search
 from apo_experiments.models.mlp import MLP, Autoencoder
 from apo_experiments.models.resnet import ResNet, WideResNet, resnet18, resnet32, resnet34
-from apo_experiments.models.toy import LinearPair, Rosenbrock
 from apo_experiments.models.transformer import Transformer
 
 __all__ = [
     "AlexNet",
     "Autoencoder",
     "LeNet",
-    "LinearPair",
     "MLP",
     "ResNet",
-    "Rosenbrock",
     "Transformer",
     "VGG",
     "WideResNet",

@@ -10,6 +10,7 @@ Neither they nor the sizes (six inputs, six hidden units, ten outputs) are the p
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, final
 
@@ -18,7 +19,6 @@ from torch import Tensor, nn
 
 from apo.discrepancy import SquaredError
 from apo_experiments.data.streams import EpochBatches
-from apo_experiments.models.toy import LinearPair
 from apo_experiments.problem import Problem
 from apo_experiments.recipe import Setting
 
@@ -37,12 +37,14 @@ def ill_conditioned(options: Mapping[str, Any], setting: Setting) -> Problem:
     """Build the problem, in float64; the metric ``objective`` is J itself, not an estimate."""
     matrix = _matrix(options["outputs"], options["inputs"], options["condition_number"], setting.seed)
     matrix = matrix.to(setting.device)
-    model = LinearPair(options["inputs"], options["hidden"], options["outputs"]).double().to(setting.device)
+    first = nn.Linear(options["inputs"], options["hidden"], bias=False)
+    second = nn.Linear(options["hidden"], options["outputs"], bias=False)
+    model = nn.Sequential(OrderedDict(first=first, second=second)).double().to(setting.device)
     stream = _NormalInputs(matrix, options["batch_size"], options["steps_per_epoch"], setting.seed)
 
     def evaluate(_: nn.Module) -> dict[str, float]:
         with torch.no_grad():
-            return {"objective": float((matrix - model.second.weight @ model.first.weight).square().sum())}
+            return {"objective": float((matrix - second.weight @ first.weight).square().sum())}
 
     return Problem(model, _squared_error, stream, evaluate, SquaredError())
 

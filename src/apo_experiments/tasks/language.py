@@ -15,13 +15,13 @@ from torch.nn import functional as F
 
 from apo_experiments.data.characters import WindowBatches, as_numbers, windows
 from apo_experiments.data.streams import TextBatches
-from apo_experiments.data.vocabulary import WordVocabulary
+from apo_experiments.data.vocabulary import PAD, WordVocabulary
 from apo_experiments.models.gpt import GPT
 from apo_experiments.models.transformer import Transformer
 from apo_experiments.problem import Problem
 from apo_experiments.recipe import Setting
-from apo_experiments.tasks.evaluation import evaluating, judged
-from apo_experiments.tasks.translation import FlatTargets, NextWord, corpus_of
+from apo_experiments.tasks.evaluation import judged
+from apo_experiments.tasks.translation import NextWord, corpus_of, next_words
 
 __all__ = ["CHARACTERS", "WORDS", "characters", "words"]
 
@@ -92,31 +92,22 @@ def words(options: Mapping[str, Any], setting: Setting) -> Problem:
     vocabulary = WordVocabulary(corpus.train, options["vocabulary"])
     sizes = {name: options[name] for name in ("layers", "dimension", "feed_forward", "heads", "dropout")}
     # LayerNorm first: without it, a Transformer of any depth needs a warm-up that is tuned for it.
-    transformer = Transformer(vocabulary.size, **sizes, norm_first=True, padding=vocabulary.pad)
+    transformer = Transformer(vocabulary.size, **sizes, norm_first=True, padding=PAD)
     model = NextWord(transformer).to(setting.device)
     train, valid, test = (
         TextBatches(vocabulary.encode_pairs(pairs), options["max_tokens"], setting.seed, setting.device)
         for pairs in (corpus.train, corpus.valid, corpus.test)
     )
-    known, wanted = (
-        torch.cat([target[target != vocabulary.pad] for _, target in part.in_order()]) for part in (train, test)
-    )
+    known, wanted = (torch.cat([target[target != PAD] for _, target in part.in_order()]) for part in (train, test))
+    parts = {"valid": valid, "test": test}
     guess = _by_frequency(known, wanted, vocabulary.size)
 
     def evaluate(model: nn.Module) -> dict[str, float]:
-        found = {"guess": guess}
-        with evaluating(model):
-            for name, part in (("valid", valid), ("test", test)):
-                sums = torch.stack([_sum_and_count(model(*inputs), target) for inputs, target in part.in_order()])
-                entropy, count = sums.sum(0).tolist()
-                found[f"{name}_loss"] = entropy / count
-        return found
+        assert isinstance(model, NextWord)
+        losses = {f"{name}_loss": next_words(model, part.in_order())[0] for name, part in parts.items()}
+        return {"guess": guess, **losses}
 
-    def _sum_and_count(logits: Tensor, target: Tensor) -> Tensor:
-        entropy = F.cross_entropy(logits.float(), target.flatten(), ignore_index=vocabulary.pad, reduction="sum")
-        return torch.stack([entropy.double(), (target != vocabulary.pad).sum().double()])
-
-    return Problem(model, nn.CrossEntropyLoss(ignore_index=vocabulary.pad), FlatTargets(train), evaluate)
+    return Problem(model, nn.CrossEntropyLoss(ignore_index=PAD), train, evaluate)
 
 
 def _entropy(logits: Tensor, target: Tensor) -> Tensor:

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from apo_experiments.data import text
-from apo_experiments.data.streams import TextBatches
-from apo_experiments.data.vocabulary import Vocabulary
+from apo_experiments.data.streams import TextBatch, TextBatches, padded
+from apo_experiments.data.vocabulary import BOS, EOS, PAD, Vocabulary
 from apo_experiments.data.vocabulary import build as build_vocabulary
 from apo_experiments.errors import choose, required
 from apo_experiments.models.decoding import beam_search
 from apo_experiments.models.transformer import Transformer
-from apo_experiments.problem import Batches, Problem
+from apo_experiments.problem import Problem
 from apo_experiments.recipe import Setting
 from apo_experiments.tasks.evaluation import evaluating
 
-__all__ = ["DEFAULTS", "FlatTargets", "NextWord", "corpus_of", "translation"]
+__all__ = ["DEFAULTS", "NextWord", "corpus_of", "next_words", "translation"]
 
 #: Options: the corpus and the first so many of its training pairs; the network; ``max_tokens`` of a batch; ``beam`` 1
 #: for greedy translation; how many test sentences are translated at the end of an epoch (None for all of them).
@@ -58,14 +58,14 @@ def translation(options: Mapping[str, Any], setting: Setting) -> Problem:
     corpus = corpus_of(options, setting)
     vocabulary = build_vocabulary(corpus.train, options["vocabulary"])
     sizes = {name: options[name] for name in ("layers", "dimension", "feed_forward", "heads", "dropout")}
-    model = NextWord(Transformer(vocabulary.size, **sizes, padding=vocabulary.pad)).to(setting.device)
+    model = NextWord(Transformer(vocabulary.size, **sizes, padding=PAD)).to(setting.device)
     train, valid = (
         TextBatches(vocabulary.encode_pairs(pairs), options["max_tokens"], setting.seed, setting.device)
         for pairs in (corpus.train, corpus.valid)
     )
-    loss = nn.CrossEntropyLoss(ignore_index=vocabulary.pad, label_smoothing=options["label_smoothing"])
+    loss = nn.CrossEntropyLoss(ignore_index=PAD, label_smoothing=options["label_smoothing"])
     judge = _Judge(valid, corpus.test[: options["bleu_sentences"]], vocabulary, options["beam"], setting.device)
-    return Problem(model, loss, FlatTargets(train), judge)
+    return Problem(model, loss, train, judge)
 
 
 @final
@@ -85,26 +85,18 @@ class NextWord(nn.Module):
         return self.transformer(source, target).flatten(0, 1)
 
 
-@final
-class FlatTargets(Batches):
-    """Batches whose targets ``[batch, length]`` are one long row, padding included."""
+def next_words(model: NextWord, batches: Sequence[TextBatch]) -> tuple[float, float]:
+    """Return the mean negative log-likelihood of a word, given those before it, and the percentage guessed right."""
 
-    def __init__(self, batches: TextBatches) -> None:
-        self._batches = batches
-        self.steps_per_epoch = batches.steps_per_epoch
+    def score(inputs: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
+        logits, counts = model(*inputs).float(), target != PAD
+        entropy = nn.functional.cross_entropy(logits, target, ignore_index=PAD, reduction="sum")
+        correct = ((logits.argmax(1) == target) & counts).sum()
+        return torch.stack([entropy.double(), correct.double(), counts.sum().double()])
 
-    def next(self) -> tuple[tuple[Tensor, Tensor], Tensor]:
-        """Return the next batch."""
-        inputs, target = self._batches.next()
-        return inputs, target.flatten()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position."""
-        return self._batches.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue at a position."""
-        self._batches.load_state_dict(state)
+    with evaluating(model):
+        entropy, correct, count = torch.stack([score(*batch) for batch in batches]).sum(0).tolist()
+    return entropy / count, 100 * correct / count
 
 
 @final
@@ -122,33 +114,17 @@ class _Judge:
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
         assert isinstance(model, NextWord)
+        loss, right = next_words(model, self._valid)
         with evaluating(model):
-            correct, entropy, count = torch.stack([self._score(model, *batch) for batch in self._valid]).sum(0).tolist()
             bleu = required("sacrebleu").corpus_bleu(self._translate(model.transformer), [self._references]).score
-        return {"bleu": bleu, "valid_loss": entropy / count, "valid_accuracy": 100 * correct / count}
-
-    def _score(self, model: NextWord, inputs: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
-        """Return the number of right guesses, the sum of negative log-likelihoods and the number of pieces."""
-        logits, wanted = model(*inputs).float(), target.flatten()
-        counts = wanted != self._vocabulary.pad
-        entropy = nn.functional.cross_entropy(logits, wanted, ignore_index=self._vocabulary.pad, reduction="sum")
-        correct = ((logits.argmax(1) == wanted) & counts).sum()
-        return torch.stack([correct.double(), entropy.double(), counts.sum().double()])
+        return {"bleu": bleu, "valid_loss": loss, "valid_accuracy": right}
 
     def _translate(self, transformer: Transformer) -> list[str]:
         translations = []
         for start in range(0, len(self._sources), _CHUNK):
-            rows = [[*source, self._vocabulary.eos] for source in self._sources[start : start + _CHUNK]]
-            longest = max(map(len, rows))
-            padded = [row + [self._vocabulary.pad] * (longest - len(row)) for row in rows]
-            found = beam_search(
-                transformer,
-                torch.tensor(padded, device=self._device),
-                self._vocabulary.bos,
-                self._vocabulary.eos,
-                max_length=min(2 * longest + 10, 500),  # the network has 512 positions
-                width=self._beam,
-            )
+            sources = padded([[*source, EOS] for source in self._sources[start : start + _CHUNK]]).to(self._device)
+            most = min(2 * sources.shape[1] + 10, 500)  # the network has 512 positions
+            found = beam_search(transformer, sources, BOS, EOS, max_length=most, width=self._beam)
             translations += [self._vocabulary.decode(pieces) for pieces in found.tolist()]
         return translations
 

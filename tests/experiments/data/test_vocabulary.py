@@ -18,20 +18,20 @@ def test_text_survives_encoding_and_decoding(size: int) -> None:
     for pair, (source, target) in zip(PAIRS, made.encode_pairs(PAIRS), strict=True):
         assert (made.decode(source), made.decode(target)) == pair
         assert min(source + target) >= 0 and max(source + target) < made.size
-        assert not {made.pad, made.bos, made.eos, made.unk} & {*source, *target}
+        assert not {vocabulary.PAD, vocabulary.BOS, vocabulary.EOS, vocabulary.UNK} & {*source, *target}
 
 
 def test_decoding_stops_at_the_end_and_skips_padding() -> None:
     pytest.importorskip("sentencepiece")
     made = vocabulary.build(PAIRS, 64)
     pieces = made.encode("bada")
-    assert made.decode([made.bos, *pieces, made.pad, made.eos, *pieces]) == "bada"
+    assert made.decode([vocabulary.BOS, *pieces, vocabulary.PAD, vocabulary.EOS, *pieces]) == "bada"
 
 
 def test_unknown_characters_become_unk() -> None:
     pytest.importorskip("sentencepiece")
     made = vocabulary.build(PAIRS, 64)
-    assert made.unk in made.encode("ß")
+    assert vocabulary.UNK in made.encode("ß")
 
 
 def test_a_vocabulary_smaller_than_the_alphabet_is_refused() -> None:

@@ -12,14 +12,13 @@ from apo_experiments.models import (
     AlexNet,
     Autoencoder,
     LeNet,
-    LinearPair,
-    Rosenbrock,
     Transformer,
     WideResNet,
     resnet18,
     resnet32,
     resnet34,
 )
+from apo_experiments.tasks.rosenbrock import Rosenbrock
 
 
 def weights(network: nn.Module) -> int:
@@ -43,7 +42,6 @@ def on_meta(build: object, *args: object, **kwargs: object) -> nn.Module:
         (WideResNet, (16, 8), 10_961_370),
         (AlexNet, (), 2_472_266),
         (MLP, ([784, 1000, 1000, 10],), 1_796_010),
-        (LinearPair, (6, 100, 10), 1_600),
     ],
 )
 def test_number_of_weights_is_the_published_one(build, args, expected):
