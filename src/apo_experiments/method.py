@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -45,9 +46,16 @@ class Method:
         summary: One line on what it is.
         build: Makes a stepper from the problem, a complete set of hyperparameters and the budget.
         defaults: All hyperparameters and their default values; ``--set`` accepts these keys and no others.
+        needs: The module that it needs beside torch, and the name of its package for pip.
     """
 
     name: str
     summary: str
     build: Callable[[Problem, Mapping[str, Any], Budget], Stepper]
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    needs: tuple[str, str] | None = None
+
+    @property
+    def missing(self) -> str | None:
+        """The package that it needs and that is not installed."""
+        return self.needs[1] if self.needs and importlib.util.find_spec(self.needs[0]) is None else None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import fnmatch
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from apo_experiments.errors import UserError
 from apo_experiments.problem import Problem
 
 __all__ = ["Entry", "NOT_IN_PAPER", "Recipe", "SCALES", "Scale", "Setting"]
@@ -119,3 +121,14 @@ class Recipe:
     def worse(self, one: float, other: float) -> bool:
         """Return whether one value of the metric is worse than another."""
         return one > other if self.goal == "min" else one < other
+
+    def chosen(self, labels: Iterable[str] | None) -> list[Entry]:
+        """Return the entries of these labels, in any case, or patterns such as ``SGDm-cosine-*``; None for all."""
+        by_name, found = {entry.label.lower(): entry for entry in self.entries}, dict[str, Entry]()
+        for label in by_name if labels is None else labels:
+            matching = [label.lower()] if label.lower() in by_name else fnmatch.filter(by_name, label.lower())
+            if not matching:
+                known = ", ".join(entry.label for entry in self.entries)
+                raise UserError(f"{self.name} has no method {label!r}: choose one of {known}.")
+            found |= {name: by_name[name] for name in matching}
+        return list(found.values())

@@ -237,6 +237,11 @@ def set_words(settings: Mapping[str, Any]) -> list[str]:
     return [f"{key}={text}" for key, text in texts.items()]
 
 
+def setting_text(setting: Any) -> str:
+    """Write a setting so that it can be compared: as JSON, because a record has lists where a plan has tuples."""
+    return setting if isinstance(setting, str) else json.dumps(setting, default=str)
+
+
 def variant(config: RunConfig) -> str:
     """Return what identifies a run apart from its seed and device; the same for a plan and for its record.
 

@@ -93,11 +93,12 @@ class CurvatureOptimizer(Optimizer, ABC):
 
     # ------------------------------------------------------------------ what a subclass says
 
-    @abstractmethod
     def _update_statistics(
         self, block: dict[str, Tensor], layer: FactoredLayer, a: Tensor, g: Tensor, cases: Tensor | float
     ) -> None:
         """Take in activations ``[batch, shared, in]`` and output gradients ``[batch, shared, out]``."""
+        for name, factor in zip(("omega", "gamma"), kronecker_factors(a, g, cases), strict=True):
+            self._average(block, name, factor)
 
     @abstractmethod
     def _refresh(self, block: dict[str, Tensor], layer: FactoredLayer) -> None:
@@ -249,3 +250,15 @@ def _decayed(p: Tensor, weight_decay: float) -> Tensor:
     dtype = torch.promote_types(p.dtype, torch.float32)
     gradient = p.grad.to(dtype)
     return gradient.add(p.to(dtype), alpha=weight_decay) if weight_decay else gradient
+
+
+def kronecker_factors(a: Tensor, g: Tensor, cases: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Return Omega ``[in, in]`` and Gamma ``[out, out]``.
+
+    Args:
+        a: Activations ``[batch, shared, in]``.
+        g: Output gradients ``[batch, shared, out]``.
+        cases: M, the number of cases in the loss.
+    """
+    a, g = a.flatten(0, 1), g.flatten(0, 1)
+    return a.T @ a / cases, g.T @ g / g.shape[0]

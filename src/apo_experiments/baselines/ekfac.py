@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from apo_experiments.baselines.curvature import CurvatureOptimizer
-from apo_experiments.baselines.kfac import kronecker_factors
 from apo_experiments.baselines.layers import FactoredLayer
 
 #: The most numbers that the gradients of several examples may take at once.
@@ -37,9 +36,7 @@ class EKFAC(CurvatureOptimizer):
     def _update_statistics(
         self, block: dict[str, Tensor], layer: FactoredLayer, a: Tensor, g: Tensor, cases: Tensor | float
     ) -> None:
-        omega, gamma = kronecker_factors(a, g, cases)
-        self._average(block, "omega", omega)
-        self._average(block, "gamma", gamma)
+        super()._update_statistics(block, layer, a, g, cases)
         if "basis_in" in block:
             self._average(block, "moments", second_moments(a @ block["basis_in"], g @ block["basis_out"], cases))
 

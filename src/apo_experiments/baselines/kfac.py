@@ -34,13 +34,6 @@ class KFAC(CurvatureOptimizer):
     Args: see :class:`CurvatureOptimizer`.
     """
 
-    def _update_statistics(
-        self, block: dict[str, Tensor], layer: FactoredLayer, a: Tensor, g: Tensor, cases: Tensor | float
-    ) -> None:
-        omega, gamma = kronecker_factors(a, g, cases)
-        self._average(block, "omega", omega)
-        self._average(block, "gamma", gamma)
-
     def _refresh(self, block: dict[str, Tensor], layer: FactoredLayer) -> None:
         root = self.param_groups[0]["damping"] ** 0.5
         omega, gamma = block["omega"], block["gamma"]
@@ -52,18 +45,6 @@ class KFAC(CurvatureOptimizer):
         if "gamma_inverse" not in block:  # a layer that was used for the first time since the last inversion
             return gradient
         return block["gamma_inverse"] @ gradient @ block["omega_inverse"]
-
-
-def kronecker_factors(a: Tensor, g: Tensor, cases: Tensor | float) -> tuple[Tensor, Tensor]:
-    """Return Omega ``[in, in]`` and Gamma ``[out, out]``.
-
-    Args:
-        a: Activations ``[batch, shared, in]``.
-        g: Output gradients ``[batch, shared, out]``.
-        cases: M, the number of cases in the loss.
-    """
-    a, g = a.flatten(0, 1), g.flatten(0, 1)
-    return a.T @ a / cases, g.T @ g / g.shape[0]
 
 
 def _mean_eigenvalue(factor: Tensor) -> Tensor:

@@ -34,8 +34,6 @@ def planned(recipe: Recipe, arguments: argparse.Namespace) -> Planned:
     """
     from apo_experiments.recipes import plan
 
-    if arguments.scale not in recipe.scales:
-        raise UserError(f"{recipe.name} has no scale {arguments.scale!r}: choose one of {', '.join(recipe.scales)}.")
     overrides = options.overrides(arguments)
     runs = plan(recipe, arguments.scale, labels=arguments.method, seeds=arguments.seeds, overrides=overrides)
     runs = _without_missing_packages(recipe, runs, named=arguments.method or ())
@@ -48,11 +46,11 @@ def planned(recipe: Recipe, arguments: argparse.Namespace) -> Planned:
 
 def _without_missing_packages(recipe: Recipe, runs: list[RunConfig], named: Iterable[str]) -> list[RunConfig]:
     """Leave out methods whose package is not installed, and say which; those that the user has named stay."""
-    from apo_experiments.availability import missing_package
+    from apo_experiments.methods import METHODS
 
     wanted = {label.lower() for label in named}
-    others = [config for config in runs if config.label.lower() not in wanted]
-    missing = {config.label: package for config in others if (package := missing_package(config.method)) is not None}
+    others = [config for config in runs if config.label.lower() not in wanted and config.method in METHODS]
+    missing = {config.label: package for config in others if (package := METHODS[config.method].missing) is not None}
     for package in dict.fromkeys(missing.values()):
         labels = ", ".join(label for label in missing if missing[label] == package)
         print(f"apo: {recipe.name} runs without {labels}: pip install {package} for them.", file=sys.stderr, flush=True)

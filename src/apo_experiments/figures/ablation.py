@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from apo_experiments.figures.curves import axis_name, rate_name
 from apo_experiments.figures.style import COLOURS, grid, scale_axis
 from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record, by_label, grouped
-from apo_experiments.results import summarise
+from apo_experiments.results import setting_text, summarise
 
 
 def ablation(records: Sequence[Record], recipe: Recipe) -> Figure:
@@ -37,16 +36,12 @@ def varied(records: Sequence[Record]) -> list[str]:
     values: dict[str, dict[str, set[str]]] = {}
     for record in records:
         for key, setting in _settings(record).items():
-            values.setdefault(key, {}).setdefault(record.config.method, set()).add(_text(setting))
+            values.setdefault(key, {}).setdefault(record.config.method, set()).add(setting_text(setting))
     return [key for key, by_method in values.items() if max(map(len, by_method.values())) > 1]
 
 
 def _settings(record: Record) -> dict[str, Any]:
     return {**record.config.options, **record.config.hyper}
-
-
-def _text(setting: Any) -> str:
-    return setting if isinstance(setting, str) else json.dumps(setting, default=str)
 
 
 def _along(records: Sequence[Record], key: str, keys: Sequence[str]) -> list[list[Record]]:
@@ -56,8 +51,8 @@ def _along(records: Sequence[Record], key: str, keys: Sequence[str]) -> list[lis
     """
     able = [record for record in records if key in _settings(record)] or list(records)
     others = [other for other in keys if other != key]
-    groups = grouped(able, lambda record: tuple(_text(_settings(record).get(other)) for other in others))
-    sizes = {name: len({_text(_settings(record).get(key)) for record in runs}) for name, runs in groups.items()}
+    groups = grouped(able, lambda record: tuple(setting_text(_settings(record).get(other)) for other in others))
+    sizes = {name: len({setting_text(_settings(record).get(key)) for record in runs}) for name, runs in groups.items()}
     longest = max(sizes, key=lambda name: sizes[name])
     return (
         [runs for name, runs in groups.items() if sizes[name] > 2 or name == longest] if sizes[longest] > 1 else [able]
@@ -83,7 +78,7 @@ def _draw_final(
 ) -> None:
     groups = by_label(records)
     results = {result.label: result for result in summarise(recipe, records)}
-    names = [_text(_settings(groups[label][0]).get(key)) for label in order]
+    names = [setting_text(_settings(groups[label][0]).get(key)) for label in order]
     if len(set(names)) < len(names):  # several entries with one value: only their labels distinguish them
         names = list(order)
     for position, (label, colour) in enumerate(zip(order, colours, strict=True)):
@@ -104,7 +99,7 @@ def _rank(setting: Any) -> tuple[int, float, str]:
     """Return a key that sorts numbers by size and before everything else."""
     if isinstance(setting, (int, float)) and not isinstance(setting, bool):
         return (0, float(setting), "")
-    return (1, 0.0, _text(setting))
+    return (1, 0.0, setting_text(setting))
 
 
 def _colours(settings: Sequence[Any]) -> list[Any]:

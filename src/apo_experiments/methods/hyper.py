@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
 from apo_experiments.errors import UserError
-from apo_experiments.method import Method
 
 #: What every method takes.
 COMMON: dict[str, Any] = {
@@ -29,23 +27,12 @@ COMMON: dict[str, Any] = {
 _TRUE, _FALSE, _NONE = ("true", "yes", "on", "1"), ("false", "no", "off", "0"), ("none", "null", "")
 
 
-def complete(method: Method, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return all hyperparameters of a method, with some of them replaced.
+def filled(defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults with some of them replaced; other keys are left out.
 
     Strings are read as the default's type: ``"0.1"``, ``"true"``, ``"none"``, ``"0.9,0.98"``. Where the default is
     None, a string is read as what it looks like.
     """
-    for name in overrides or {}:
-        if name not in method.defaults:
-            close = difflib.get_close_matches(name, method.defaults, n=1)
-            hint = f"did you mean {close[0]!r}? " if close else ""
-            known = ", ".join(sorted(method.defaults))
-            raise UserError(f"method {method.name!r} has no hyperparameter {name!r}: {hint}It has {known}.")
-    return filled(method.defaults, overrides or {})
-
-
-def filled(defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the defaults with some of them replaced, as in :func:`complete`; other keys are left out."""
     own = {name: _coerce(name, value, defaults[name]) for name, value in overrides.items() if name in defaults}
     return {**defaults, **own}
 

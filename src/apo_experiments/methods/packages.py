@@ -20,6 +20,8 @@ from apo_experiments.problem import Budget, Problem
 
 __all__ = ["PACKAGES"]
 
+_NEEDS = ("pytorch_optimizer", "pytorch-optimizer")
+
 _GRAFTS = ("none", "sgd", "adagrad", "rmsprop")
 
 #: PSGD balances the norms of its factors at one step in this many.
@@ -96,14 +98,14 @@ def _method(
         given = {(names or {}).get(key, key): hyper[key] for key in (*own, "weight_decay")}
         if name.endswith("-warm"):  # as the authors of Schedule-Free advise
             given["warmup_steps"] = round(WARM_UP * budget.steps)
-        package = required("pytorch_optimizer", package="pytorch-optimizer")
+        package = required(_NEEDS[0], package=_NEEDS[1])
         if "graft_type" in given:
             graft = choose("graft", hyper["graft"], _GRAFTS)
             given["graft_type"] = package.optimizer.shampoo.LayerWiseGrafting[graft.upper()]
         built = getattr(package, optimizer)(problem.parameters, **given, **fixed)
         return PlainStepper(problem, driver(built, budget), hyper, budget)
 
-    return Method(name, summary, build, COMMON | own)
+    return Method(name, summary, build, COMMON | own, _NEEDS)
 
 
 _SHAMPOO = {

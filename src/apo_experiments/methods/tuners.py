@@ -21,6 +21,9 @@ from apo_experiments.problem import Budget, Problem
 
 __all__ = ["TUNERS"]
 
+#: Module and package of each.
+_DOG, _MECHANIC = ("dog", "dog-optimizer"), ("mechanic_pytorch", "mechanic-pytorch")
+
 
 @final
 class _DoGDriver(Driver):
@@ -97,7 +100,7 @@ class _MechanicDriver(Driver):
 
 
 def _dog(problem: Problem, hyper: Mapping[str, Any], budget: Budget) -> Stepper:
-    dog = required("dog", "rivals", "dog-optimizer")
+    dog = required(_DOG[0], "rivals", _DOG[1])
     normalised = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in problem.model.modules())
     first = hyper["reps_rel"] or (1e-4 if normalised else 1e-6)  # what its authors suggest
     optimizer = dog.DoG(problem.parameters, reps_rel=first, lr=hyper["lr"], weight_decay=hyper["weight_decay"])
@@ -106,7 +109,7 @@ def _dog(problem: Problem, hyper: Mapping[str, Any], budget: Budget) -> Stepper:
 
 
 def _mechanic(problem: Problem, hyper: Mapping[str, Any], budget: Budget) -> Stepper:
-    mechanize = required("mechanic_pytorch", "rivals", "mechanic-pytorch").mechanize
+    mechanize = required(_MECHANIC[0], "rivals", _MECHANIC[1]).mechanize
     own = {name: hyper[name] for name in ("lr", "betas", "weight_decay")}
     # With differences stored, which its authors call slightly more accurate: recomputing them divides by zero at first.
     optimizer = mechanize(torch.optim.AdamW, store_delta=True)(problem.parameters, **own)
@@ -121,10 +124,9 @@ def _copy(weights: Mapping[str, Tensor], model: nn.Module) -> None:
 
 #: Methods from packages of their own, which are imported when one of them is built.
 TUNERS: dict[str, Method] = {
-    "dog": Method(
-        "dog", "DoG: distance over gradients, with averaged weights", _dog, COMMON | {"lr": 1.0, "reps_rel": None}
-    ),
-    "mechanic": Method(
-        "mechanic", "AdamW whose rate Mechanic scales", _mechanic, COMMON | {"lr": 1.0, "betas": (0.9, 0.999)}
-    ),
+    name: Method(name, summary, build, COMMON | {"lr": 1.0} | own, needs)
+    for name, summary, build, own, needs in (
+        ("dog", "DoG: distance over gradients, with averaged weights", _dog, {"reps_rel": None}, _DOG),
+        ("mechanic", "AdamW whose rate Mechanic scales", _mechanic, {"betas": (0.9, 0.999)}, _MECHANIC),
+    )
 }

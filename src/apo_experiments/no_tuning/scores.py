@@ -32,8 +32,7 @@ class Score:
         dead: How many diverged, or learned less than :data:`DEAD` of what the reference learned.
         regret: In per cent of what the tuned cosine of the same base learned; the mean over the runs.
         regret_at_equal_time: The same when the reference's training time is over.
-        seconds: Mean training time, without evaluation.
-        relative_time: The same, divided by the reference's.
+        relative_time: Mean training time, without evaluation, divided by the reference's.
     """
 
     name: str
@@ -44,7 +43,6 @@ class Score:
     dead: int
     regret: float
     regret_at_equal_time: float
-    seconds: float
     relative_time: float
 
     @property
@@ -125,7 +123,6 @@ def _score(recipe: Recipe, name: str, records: Sequence[Record], best: float, re
     limit = _seconds(reference)
     in_time = [_at(recipe, record, limit, guess) for record in records]
     dead = sum(final is None or (final - guess) / (best - guess) < DEAD for final in finals)
-    seconds = _seconds(records)
     return Score(
         name,
         records[0].config.label,
@@ -135,8 +132,7 @@ def _score(recipe: Recipe, name: str, records: Sequence[Record], best: float, re
         dead,
         statistics.fmean(regret(recipe, final, best, guess) for final in finals),
         statistics.fmean(regret(recipe, final, best, guess) for final in in_time),
-        seconds,
-        seconds / limit if limit else math.nan,
+        _seconds(records) / limit if limit else math.nan,
     )
 
 
@@ -240,7 +236,7 @@ def ranks(task: Task) -> dict[str, float]:
         >>> from apo_experiments.recipe import Recipe
         >>> recipe = Recipe("r", "", "", None, {}, (), {}, (), metric="test_accuracy", goal="max")
         >>> def score(name, *values):
-        ...     return Score(name, name, values, (), 1, 0, 0.0, 0.0, 1.0, 1.0)
+        ...     return Score(name, name, values, (), 1, 0, 0.0, 0.0, 1.0)
         >>> scores = {one.name: one for one in (score("A", 90.0), score("B"), score("C", 95.0), score("D", 90.0))}
         >>> ranks(Task(recipe, scores, ()))
         {'A': 2.5, 'B': 4.0, 'C': 1.0, 'D': 2.5}

@@ -14,7 +14,7 @@ from typing import Any
 from apo_experiments.publication.compact import rounded
 from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record, grouped
-from apo_experiments.results import Result, complete_settings, current, one_per_seed, result, variant
+from apo_experiments.results import Result, complete_settings, current, one_per_seed, result, setting_text, variant
 from apo_experiments.runs import RunConfig
 
 
@@ -74,7 +74,7 @@ def rows(recipe: Recipe, scale: str, records: Sequence[Record]) -> list[Row]:
     for group in map(one_per_seed, groups.values()):
         config = group[0].config
         usual, own = ({"epochs": one.epochs, **complete_settings(one)} for one in (shown[config.label], config))
-        differing = [key for key in own if json.dumps(usual.get(key), default=str) != json.dumps(own[key], default=str)]
+        differing = [key for key in own if setting_text(usual.get(key)) != setting_text(own[key])]
         found.append(Row(recipe, scale, config.label, tuple(group), {key: own[key] for key in differing}))
     return sorted(
         found, key=lambda row: (bool(row.settings), order[row.label], json.dumps(dict(row.settings), default=str))

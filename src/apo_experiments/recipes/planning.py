@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import fnmatch
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -45,7 +44,7 @@ def plan(
     """
     if scale not in recipe.scales:
         raise UserError(f"{recipe.name} has no scale {scale!r}: choose one of {', '.join(recipe.scales)}.")
-    size, entries, changes = recipe.scales[scale], _chosen(recipe, labels), dict(overrides or {})
+    size, entries, changes = recipe.scales[scale], recipe.chosen(labels), dict(overrides or {})
     _check_keys(recipe, entries, changes)
     _check_finite(changes)
     epochs = _epochs(changes.pop("epochs", size.epochs))
@@ -70,20 +69,6 @@ def plan(
         for seed in numbers:
             runs.append(RunConfig(recipe.name, entry.label, entry.method, scale, seed, epochs, hyper, options))
     return runs
-
-
-def _chosen(recipe: Recipe, labels: Iterable[str] | None) -> list[Entry]:
-    if labels is None:
-        return list(recipe.entries)
-    by_name = {entry.label.lower(): entry for entry in recipe.entries}
-    chosen: dict[str, Entry] = {}
-    for label in labels:
-        matching = [label.lower()] if label.lower() in by_name else fnmatch.filter(by_name, label.lower())
-        if not matching:
-            known = ", ".join(entry.label for entry in recipe.entries)
-            raise UserError(f"{recipe.name} has no method {label!r}: choose from {known}.")
-        chosen |= {name: by_name[name] for name in matching}
-    return list(chosen.values())
 
 
 def _defaults(recipe: Recipe, entry: Entry) -> Mapping[str, Any]:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import base64
-import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from apo_experiments.progress import counted
 from apo_experiments.publication.compact import clean_command
 from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record, grouped
-from apo_experiments.results import Result, current, findings, set_words, summarise
+from apo_experiments.results import Result, current, findings, set_words, setting_text, summarise
 from apo_experiments.roles import is_swept
 from apo_experiments.runs import RunConfig
 from apo_experiments.tuning import points_of_grids
@@ -60,7 +58,7 @@ class Part:
         """Return the settings that all methods share, the keys of the others, and all settings of each method."""
         configs = {record.config.label: record.config for record in self.records}
         settings = {
-            label: {key: _text(value) for key, value in {"epochs": c.epochs, **c.hyper, **c.options}.items()}
+            label: {key: setting_text(value) for key, value in {"epochs": c.epochs, **c.hyper, **c.options}.items()}
             for label, c in configs.items()
         }
         keys = list(dict.fromkeys(key for own in settings.values() for key in own))
@@ -133,11 +131,6 @@ def _commands(recipe: Recipe, scale: str, records: Sequence[Record]) -> list[str
 def _changes(usual: RunConfig, config: RunConfig) -> list[str]:
     """Return the options that turn the recipe's current plan into this run, for settings that it still has."""
     known, own = ({**run.hyper, **run.options} for run in (usual, config))
-    differing = [key for key in known if key in own and _text(known[key]) != _text(own[key])]
+    differing = [key for key in known if key in own and setting_text(known[key]) != setting_text(own[key])]
     length = [] if config.epochs == usual.epochs else ["--epochs", str(config.epochs)]
     return [*length, "--set", *set_words({key: own[key] for key in differing})] if differing else length
-
-
-def _text(setting: Any) -> str:
-    """Write a setting; as JSON, because a record has lists where a plan has tuples."""
-    return setting if isinstance(setting, str) else json.dumps(setting, default=str)

@@ -69,7 +69,7 @@ def searches(
 
     Args:
         recipe: The recipe.
-        labels: Labels of entries with a grid, in any case; all of those by default.
+        labels: Labels of entries with a grid, in any case, or patterns; all of those by default.
         scale: The scale of the runs.
         seeds: How many runs judge a point.
         device: Where they run.
@@ -88,15 +88,15 @@ def searches(
             f"a sweep of {recipe.name} without validation data would tune on the test data: leave out --set validation."
         )
     found = []
-    entries = _entries(_regridded(recipe, labels, grid or {}), labels)
-    for entry in entries:
+    entries = _entries(recipe, labels, grid or {})
+    for entry, own in entries:
         # Without repetitions, which the paper's grids have.
-        distinct = {key: {_text(value): value for value in values} for key, values in entry.grid.items()}
+        distinct = {key: {_text(value): value for value in values} for key, values in own.items()}
         axes = {key: tuple(values.values()) for key, values in distinct.items() if key not in fixed}
         points, read = [], {}
         for hyper in coarse_to_fine(axes):
             # All entries together, since it is enough if one of them has a key that is set.
-            runs = plan(recipe, scale, [entry.label for entry in entries], seeds, {**fixed, **hyper})
+            runs = plan(recipe, scale, [entry.label for entry, _ in entries], seeds, {**fixed, **hyper})
             mine = [replace(config, device=device) for config in runs if config.label == entry.label]
             # The command line has strings, and the plan has read them.
             as_read = {key: mine[0].hyper.get(key, mine[0].options.get(key, value)) for key, value in hyper.items()}
@@ -158,27 +158,17 @@ def worst(recipe: Recipe) -> float:
     return math.inf if recipe.goal == "min" else -math.inf
 
 
-def _entries(recipe: Recipe, labels: Sequence[str] | None) -> list[Entry]:
-    searchable = {entry.label: entry for entry in recipe.entries if entry.grid}
-    if not searchable:
-        raise UserError(f"{recipe.name} has no grids to sweep: use `apo run {recipe.name}`.")
-    wanted = {label.lower() for label in labels or searchable}
-    for label in labels or ():
-        if label.lower() not in {entry.label.lower() for entry in recipe.entries}:
-            known = ", ".join(entry.label for entry in recipe.entries)
-            raise UserError(f"{recipe.name} has no method {label!r}: choose one of {known}.")
-        if label.lower() not in map(str.lower, searchable):
-            raise UserError(f"{label} has no grid in {recipe.name}: choose one of {', '.join(searchable)}.")
-    return [entry for label, entry in searchable.items() if label.lower() in wanted]
-
-
-def _regridded(recipe: Recipe, labels: Sequence[str] | None, grid: Mapping[str, Sequence[Any]]) -> Recipe:
-    """Return the recipe with other values in the grids of the entries that were named."""
+def _entries(
+    recipe: Recipe, labels: Sequence[str] | None, grid: Mapping[str, Sequence[Any]]
+) -> list[tuple[Entry, Mapping[str, Sequence[Any]]]]:
+    """Return the entries to search and their grids, with other values where the user has given some."""
     from apo_experiments.methods import METHODS
 
-    wanted = {label.lower() for label in labels or [entry.label for entry in recipe.entries]}
-    named = [entry for entry in recipe.entries if entry.label.lower() in wanted]
-    grids = {entry.label: dict(entry.grid) for entry in recipe.entries}
+    if not recipe.entries or not (grid or any(entry.grid for entry in recipe.entries)):
+        raise UserError(f"{recipe.name} has no grids to sweep: use `apo run {recipe.name}`.")
+    wanted = {entry.label for entry in recipe.chosen(labels)}
+    named = [entry for entry in recipe.entries if entry.label in wanted]
+    grids = {entry.label: dict(entry.grid) for entry in named}
     for key, values in grid.items():
         owners = [entry for entry in named if key in entry.grid]
         # If nothing is trained there is no method, but the recipe names its hyperparameters.
@@ -190,7 +180,11 @@ def _regridded(recipe: Recipe, labels: Sequence[str] | None, grid: Mapping[str, 
             )
         for entry in owners:
             grids[entry.label][key] = tuple(values)
-    return replace(recipe, entries=tuple(replace(entry, grid=grids[entry.label]) for entry in recipe.entries))
+    for entry in named if labels else ():
+        if not grids[entry.label]:
+            searchable = [other.label for other in recipe.entries if grids.get(other.label) or other.grid]
+            raise UserError(f"{entry.label} has no grid in {recipe.name}: choose one of {', '.join(searchable)}.")
+    return [(entry, grids[entry.label]) for entry in named if grids[entry.label]]
 
 
 def _depths(length: int) -> list[int]:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import apo_experiments.methods as methods
-from apo_experiments.method import Stepper
+from apo_experiments.method import Method, Stepper
+from apo_experiments.methods.hyper import filled
 from apo_experiments.problem import Batches, Budget, Problem
 
 __all__ = ["STEPS", "Cycle", "build", "classification", "regression", "saved_and_loaded", "take_steps", "tiny_loss"]
@@ -67,9 +68,15 @@ def regression(seed: int = 0) -> Problem:
     return Problem(model, nn.functional.mse_loss, Cycle([(x, x @ matrix) for x in inputs]), lambda model: {})
 
 
+def complete(method: Method, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all hyperparameters of a method, some of them replaced, none of them unknown to it."""
+    assert overrides.keys() <= method.defaults.keys(), sorted(overrides.keys() - method.defaults.keys())
+    return filled(method.defaults, overrides)
+
+
 def build(name: str, problem: Problem, overrides: Mapping[str, Any]) -> Stepper:
     method = methods.METHODS[name]
-    return method.build(problem, methods.complete(method, overrides), Budget(STEPS, problem.batches.steps_per_epoch))
+    return method.build(problem, complete(method, overrides), Budget(STEPS, problem.batches.steps_per_epoch))
 
 
 def take_steps(stepper: Stepper, problem: Problem, count: int) -> list[Tensor]:

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 import torch
-from tests.experiments.methods.conformance import STEPS, Cycle, build, classification, regression, take_steps
+from tests.experiments.methods.conformance import STEPS, Cycle, build, classification, complete, regression, take_steps
 from torch import nn
 
 import apo
 from apo_experiments.errors import UserError
-from apo_experiments.methods import METHODS, complete
+from apo_experiments.methods import METHODS
 from apo_experiments.methods.second_order import Likelihood
 from apo_experiments.problem import Budget, Problem
 

@@ -9,6 +9,7 @@ import pytest
 import apo_experiments.methods as methods
 from apo_experiments.errors import UserError
 from apo_experiments.method import Method
+from apo_experiments.methods.hyper import filled
 
 METHOD = Method(
     "toy",
@@ -43,7 +44,7 @@ METHOD = Method(
     ],
 )
 def test_value_takes_the_type_of_the_default(name, given, expected):
-    value = methods.complete(METHOD, {name: given})[name]
+    value = filled(METHOD.defaults, {name: given})[name]
     assert value == expected and type(value) is type(expected)
 
 
@@ -64,24 +65,19 @@ def test_value_takes_the_type_of_the_default(name, given, expected):
 )
 def test_value_of_another_type_is_refused_by_name(name, given):
     with pytest.raises(UserError, match=rf"^{name} was"):
-        methods.complete(METHOD, {name: given})
-
-
-def test_unknown_name_comes_with_the_nearest_one():
-    with pytest.raises(UserError, match="did you mean 'interval'"):
-        methods.complete(METHOD, {"intervall": 3})
+        filled(METHOD.defaults, {name: given})
 
 
 def test_defaults_are_copied_not_shared():
-    methods.complete(METHOD)["lr"] = 7.0
+    filled(METHOD.defaults, {})["lr"] = 7.0
     assert METHOD.defaults["lr"] == 0.1
 
 
 @pytest.mark.parametrize("name", list(methods.METHODS))
 def test_complete_hyperparameters_survive_json(name):
     method = methods.METHODS[name]
-    hyper = methods.complete(method)
-    assert methods.complete(method, json.loads(json.dumps(hyper))) == hyper
+    hyper = filled(method.defaults, {})
+    assert filled(method.defaults, json.loads(json.dumps(hyper))) == hyper
 
 
 @pytest.mark.parametrize("name", list(methods.METHODS))
@@ -89,4 +85,4 @@ def test_defaults_given_as_strings_read_as_themselves(name):
     method = methods.METHODS[name]
     for key, value in method.defaults.items():
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        assert methods.complete(method, {key: text})[key] == value
+        assert filled(method.defaults, {key: text})[key] == value

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import types
 
 import pytest
 import torch
 
-from apo_experiments import availability
 from apo_experiments.commands import options
 from apo_experiments.commands.planned import planned
 from apo_experiments.methods import METHODS
@@ -60,12 +60,12 @@ def test_a_pattern_names_several_methods():
 
 
 def test_every_method_of_a_package_says_which():
-    assert set(PACKAGES) < set(availability.NEEDS) < set(METHODS)
+    assert set(PACKAGES) < {name for name, method in METHODS.items() if method.needs} < set(METHODS)
 
 
 @pytest.mark.parametrize("method", [None, ["*"]])
 def test_a_method_whose_package_is_missing_is_left_out_with_a_sentence(method, monkeypatch, capsys):
-    monkeypatch.setattr(availability.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     arguments = types.SimpleNamespace(**ARGUMENTS, method=method, best=False, best_of=None)
     labels = {config.label for config in planned(RECIPES["no-tuning-protein"], arguments).configs}
     assert "SGDm-APO" in labels and not labels & {"Prodigy", "DoG", "Mechanic", "AdamG", "Schedule-Free-SGD"}
@@ -73,6 +73,6 @@ def test_a_method_whose_package_is_missing_is_left_out_with_a_sentence(method, m
 
 
 def test_a_method_that_was_asked_for_is_not_left_out(monkeypatch):
-    monkeypatch.setattr(availability.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     arguments = types.SimpleNamespace(**ARGUMENTS, method=["DoG"], best=False, best_of=None)
     assert [config.label for config in planned(RECIPES["no-tuning-protein"], arguments).configs] == ["DoG"]

@@ -4,12 +4,13 @@ import math
 
 import pytest
 import torch
+from tests.experiments.methods.conformance import complete
 
 from apo_experiments.comparable import differences_of_scale, own_method
 from apo_experiments.data.registry import DATASETS
 from apo_experiments.errors import UserError
 from apo_experiments.figures import FIGURES
-from apo_experiments.methods import METHODS, complete
+from apo_experiments.methods import METHODS
 from apo_experiments.methods.schedules import schedule_factor
 from apo_experiments.problem import Budget
 from apo_experiments.recipe import SCALES
@@ -170,7 +171,7 @@ def test_defaults_that_diverged_at_scale_cpu_have_changed():
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"learning_rat": "0.1"}, "has no setting 'learning_rat'"),
+        ({"weight_deca": "0.1"}, "has no setting 'weight_deca': did you mean weight_decay"),
         ({"lr": "fast"}, "lr"),
         ({"epochs": "0"}, "epochs was '0'"),
     ],
@@ -181,7 +182,7 @@ def test_a_setting_that_makes_no_sense_is_refused_in_one_sentence(change, messag
 
 
 def test_an_unknown_method_is_refused_with_the_known_ones():
-    with pytest.raises(UserError, match="has no method 'lion': choose from SGDm"):
+    with pytest.raises(UserError, match="has no method 'lion': choose one of SGDm"):
         plan(RECIPES["uci-protein"], "cpu", ["lion"])
 
 

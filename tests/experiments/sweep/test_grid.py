@@ -10,7 +10,7 @@ from tests.experiments.sweep import tiny
 
 from apo_experiments.errors import UserError
 from apo_experiments.recipes.figure_1 import RECIPES
-from apo_experiments.sweep.grid import _regridded, coarse_to_fine, searches
+from apo_experiments.sweep.grid import _entries, coarse_to_fine, searches
 
 
 @pytest.mark.parametrize("sizes", [(1,), (2,), (9,), (6, 8), (4, 3, 2), ()])
@@ -73,14 +73,13 @@ def test_a_recipe_that_computes_has_the_keys_that_its_entries_name():
     recipe = RECIPES["figure-1"]
     with pytest.raises(UserError, match="--grid was given 'lr', which no method of figure-1 has"):
         searches(recipe, None, "smoke", grid={"lr": ["1"]})
-    regridded = _regridded(recipe, ["FSD-1"], {"fsd_weight": ["1", "2"]})
-    assert {entry.label: entry.grid for entry in regridded.entries if entry.grid} == {
-        "FSD-1": {"fsd_weight": ("1", "2")}
-    }
+    ((entry, grid),) = _entries(recipe, ["FSD-1"], {"fsd_weight": ["1", "2"]})
+    assert (entry.label, grid) == ("FSD-1", {"fsd_weight": ("1", "2")})
 
 
 def test_labels_may_be_given_in_any_case():
     assert [search.label for search in searches(tiny.recipe(), ["OTHER", "descent"], "smoke")] == ["Descent", "Other"]
+    assert [search.label for search in searches(tiny.recipe(), ["*E*t*"], "smoke")] == ["Descent"]  # and as patterns
 
 
 def test_a_grid_of_ones_own_replaces_an_axis_where_there_is_one_and_adds_it_where_none_is():
