@@ -10,8 +10,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from apo_experiments.figures.bands import draw_band
-from apo_experiments.figures.curves import axis_name, rate_name
+from apo_experiments.figures.curves import axis_name, draw_band, rate_name
 from apo_experiments.figures.style import COLOURS, grid, scale_axis
 from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record, by_label, grouped

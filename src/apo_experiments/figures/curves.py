@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from apo_experiments.figures.bands import draw_band
 from apo_experiments.figures.style import grid, legend_below, line_styles, scale_axis
 from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record, by_label, grouped
 
-__all__ = ["axis_name", "curves", "draw_panel", "rate_name"]
+__all__ = ["axis_name", "curves", "draw_band", "draw_panel", "rate_name"]
 
 #: With more entries than this on one axis, each base optimizer gets its own row.
 _MOST_LINES = 7
@@ -60,6 +61,41 @@ def draw_panel(axes: Axes, records: Sequence[Record], recipe: Recipe, column: st
         axes.set_ylim(top=3 * max(first))
     axes.set(xlabel=x, ylabel=rate_name(records) if column == "rate" else axis_name(column))
     axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True, steps=[1, 2, 5, 10]))  # no half epochs
+
+
+def draw_band(
+    axes: Axes,
+    records: Sequence[Record],
+    column: str,
+    style: dict[str, Any],
+    label: str | None = None,
+    x: str = "epoch",
+) -> list[float]:
+    """Draw the mean over seeds as a line and their range from least to greatest as a band.
+
+    Args:
+        axes: Where.
+        records: The seeds of one entry.
+        column: The column of the rows.
+        style: How the line looks.
+        label: Its name in the legend.
+        x: The column of the horizontal axis.
+
+    Returns:
+        All values, for the choice of the axis; empty if there is nothing to draw.
+    """
+    rows = [row for record in records for row in record.rows if isinstance(row.get(column), (int, float))]
+    points = grouped([row for row in rows if math.isfinite(row[column])], lambda row: row.get(x, row.get("step", 0)))
+    curve = sorted((place, [row[column] for row in seeds]) for place, seeds in points.items())
+    if not curve:
+        return []
+    positions = [position for position, _ in curve]
+    marker = "o" if len(curve) == 1 else None  # a line of one point is invisible
+    axes.plot(positions, [sum(v) / len(v) for _, v in curve], label=label, marker=marker, **style)
+    if any(len(values) > 1 for _, values in curve):
+        low, high = [min(v) for _, v in curve], [max(v) for _, v in curve]
+        axes.fill_between(positions, low, high, color=style["color"], alpha=0.18, linewidth=0)
+    return [figure for _, values in curve for figure in values]
 
 
 def rate_name(records: Sequence[Record]) -> str:

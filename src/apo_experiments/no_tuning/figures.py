@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from matplotlib.figure import Figure
 
-from apo_experiments.figures.bands import draw_band
+from apo_experiments.figures.curves import draw_band
 from apo_experiments.figures.style import COLOURS, applied, grid, legend_below
 from apo_experiments.no_tuning.choice import Runs
 from apo_experiments.no_tuning.scores import NEAR, Task, standings

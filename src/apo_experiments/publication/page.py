@@ -11,7 +11,18 @@ from apo_experiments.errors import UserError
 from apo_experiments.files import write_atomically
 from apo_experiments.progress import counted
 from apo_experiments.publication.compact import find
-from apo_experiments.publication.rows import Row, as_json, command_block, grid, machines, rows, seeds, spread, words
+from apo_experiments.publication.rows import (
+    Row,
+    Section,
+    as_json,
+    command_block,
+    grid,
+    machines,
+    rows,
+    seeds,
+    spread,
+    words,
+)
 from apo_experiments.publication.summary import summary
 from apo_experiments.publication.tuning_log import read_tuning
 from apo_experiments.recipe import Recipe
@@ -23,9 +34,6 @@ BEGIN, END = "<!-- results:begin (made by `apo publish`) -->", "<!-- results:end
 SUMMARY_BEGIN, SUMMARY_END = "<!-- summary:begin (made by `apo publish`) -->", "<!-- summary:end -->"
 #: The folder of the figures, relative to the page.
 ASSETS = "assets/results"
-
-#: One recipe at one scale.
-Section = tuple[Recipe, str, list[Row]]
 
 
 def publish_page(results: Path, docs: Path) -> list[Path]:

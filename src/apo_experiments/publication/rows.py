@@ -58,6 +58,10 @@ class Row:
         return self.records[0].config
 
 
+#: One recipe at one scale.
+Section = tuple[Recipe, str, list[Row]]
+
+
 def rows(recipe: Recipe, scale: str, records: Sequence[Record]) -> list[Row]:
     """Return the rows of a recipe: for each method the setting shown in the table, then the other settings.
 

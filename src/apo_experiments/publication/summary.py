@@ -6,13 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from apo_experiments.comparable import MARK
-from apo_experiments.publication.rows import Row, anchor, grid, seeds, spread, words
+from apo_experiments.publication.rows import Row, Section, anchor, grid, seeds, spread, words
 from apo_experiments.recipe import NOT_IN_PAPER, Entry, Recipe
 from apo_experiments.records import grouped
 from apo_experiments.results import figure_text
-
-#: One recipe at one scale, as in :mod:`apo_experiments.publication.page`.
-Section = tuple[Recipe, str, list[Row]]
 
 _HEADER = [
     "Experiment",

@@ -9,7 +9,7 @@ from matplotlib.colors import to_hex
 from tests.experiments.figures import made_up
 
 from apo_experiments import figures
-from apo_experiments.figures.bands import draw_band
+from apo_experiments.figures.curves import draw_band
 from apo_experiments.figures.style import COLOURS, grid
 from apo_experiments.recipe import Entry
 from apo_experiments.renamed import rates_of_today
