@@ -177,6 +177,30 @@ def test_the_first_fifty_steps_are_meta_steps_if_the_interval_is_left_to_the_rul
     assert [step for step in range(30) if tuner.is_meta_step(step)] == [0, 10, 20]
 
 
+@pytest.mark.parametrize(
+    ("fall", "price", "last"),
+    [
+        pytest.param(0.5, 0.01, 100, id="climbs"),
+        pytest.param(0.5, 5.0, 51, id="is high enough"),
+        pytest.param(0.0, 0.01, 50, id="plateau"),
+    ],
+)
+def test_a_rate_that_still_climbs_after_fifty_steps_has_meta_steps_at_every_step_for_a_while(fall, price, last):
+    torch.manual_seed(0)
+    model = nn.Linear(5, 2).double()
+    rule = apo.LearningRate(torch.optim.Adam(model.parameters()))
+    first = float(apo.APO(rule, model, F.mse_loss).step(*batch(1)))
+    often = 0
+    for step in range(1, 200):
+        loss = (1.0 - fall) * first
+        comparison = Comparison(1.0, price, 1.0, price, 0.0)
+        outcome = Outcome(step, loss, loss, share=0.3, comparison=comparison)
+        rule.meta_update([torch.tensor(0.1)], outcome)
+        rule.after(outcome)
+        often = step if rule.interval == 1 else often
+    assert often + 1 == last  # the loss falls at step 1, which makes the fifty steps begin there
+
+
 def test_training_starts_at_a_hundredth_of_the_turning_point_where_meta_steps_come_often():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 2)).double()

@@ -145,6 +145,11 @@ class Progress:
         """Whether there has been any progress."""
         return self._has_begun
 
+    @property
+    def on_plateau(self) -> bool:
+        """Whether training began on a plateau, or it is too early to know."""
+        return self._on_plateau
+
     def observe(self, step: int, loss: float, log_rate: float, silent: float = 0.0) -> float:
         """Take in the loss at a meta-step and the log of the rate after it; return what that log may be at most.
 
@@ -178,8 +183,8 @@ class Progress:
             self._first, self._best, self._level, self._silent_at_first = loss, loss, log_rate, silent
             self.standing = Standing.BETTER  # there is nothing better to go back to
         near = _CHANCE * abs(self._first)
-        if self._count == _FIRST_LOOKS and not self._has_begun:
-            self._on_plateau = noise <= near
+        if self._count == _FIRST_LOOKS:
+            self._on_plateau = not self._has_begun and noise <= near
         if self._on_plateau and not self._has_begun:
             # Its end has to be beyond doubt, because it ends the caution, and to be seen at once.
             is_better = self._count > 1 and loss < self._first - max(0.01 * abs(self._first), 4.0 * quiet)
