@@ -1,6 +1,6 @@
 """Train every rule through both doors with checkpoints, as a process of its own that may be killed at any time.
 
-    python tests/lifecycle/interruptible.py FOLDER STEPS
+    python -m tests.lifecycle.interruptible FOLDER STEPS
 
 Each line of output is the number of a finished step. Started again in the same folder, it goes on from the last
 checkpoint; the final weights are in ``FOLDER/final.pt``.

@@ -3,22 +3,18 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from tests.programs import Program
 
-ROOT = Path(__file__).parents[2]
 STEPS = 30
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
-    command = [sys.executable, str(ROOT / "tests/lifecycle/interruptible.py"), str(folder), str(STEPS)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+def start(folder: Path) -> Program:
+    return Program("tests.lifecycle.interruptible", folder, STEPS)
 
 
 def finish(folder: Path) -> tuple[list[int], dict[str, list[torch.Tensor]]]:
@@ -29,7 +25,6 @@ def finish(folder: Path) -> tuple[list[int], dict[str, list[torch.Tensor]]]:
 
 def kill_after(folder: Path, step: int, delay: float) -> None:
     process = start(folder)
-    assert process.stdout is not None
     for line in process.stdout:
         if int(line) >= step:
             break

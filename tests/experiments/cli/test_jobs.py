@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from tests.programs import Program
 
 from apo_experiments import records
 
-ROOT = Path(__file__).parents[3]
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")]
 
 
 def start(*words, pause=0.0):
-    environment = os.environ | {
-        "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
-        "PAUSE": str(pause),
-        "VICTIM": "victim",
-    }
-    command = [sys.executable, "-m", "tests.experiments.cli.command", "run", "little-mlp", "--scale", "smoke", *words]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    environment = {"PAUSE": str(pause), "VICTIM": "victim"}
+    words = ("run", "little-mlp", "--scale", "smoke", *words)
+    return Program("tests.experiments.cli.command", *words, environment=environment)
 
 
 def finish(process):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,26 +12,14 @@ from pathlib import Path
 import pytest
 from tests.experiments.sweep import tiny
 from tests.experiments.sweep.test_sweep import begun, trials
+from tests.programs import Program
 
-ROOT = Path(__file__).parents[3]
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")]
 
 
 def start(folder, *options, pause=0.0):
-    environment = os.environ | {
-        "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
-        "TINY_LOG": str(folder / "log"),
-        "TINY_PAUSE": str(pause),
-        "OMP_NUM_THREADS": "1",
-    }
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.experiments.sweep.command", str(folder), *options],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    environment = {"TINY_LOG": str(folder / "log"), "TINY_PAUSE": str(pause)}
+    return Program("tests.experiments.sweep.command", folder, *options, environment=environment)
 
 
 def rows(process):

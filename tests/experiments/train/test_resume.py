@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 import torch
 from tests.experiments.train import tiny
 from tests.experiments.train.test_loop import Notes, without_clock
+from tests.programs import Program
 
 from apo_experiments import records
 from apo_experiments.checkpoints import Checkpoint
 from apo_experiments.errors import UserError
 from apo_experiments.train import train
 from apo_experiments.training import Training
-
-ROOT = Path(__file__).parents[3]
 
 
 class Killed(BaseException):
@@ -217,9 +213,7 @@ def test_a_run_from_another_kind_of_device_goes_on_and_says_so(tmp_path):
 
 
 def worker(*arguments):
-    command = [sys.executable, "-m", "tests.experiments.train.worker", *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    return Program("tests.experiments.train.worker", *arguments)
 
 
 def finish(process):
