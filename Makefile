@@ -57,6 +57,9 @@ $(BENCH_READY): $(READY)
 	@$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev,bench]"
 	@touch $@
 
+# The tests run on all cores already: one thread for each of them and for the processes they start.
+test fast: export OMP_NUM_THREADS := 1
+
 # Tests that start processes of their own come last and one at a time: they need the cores for themselves.
 test: lint
 	@echo "==> tests and doctests"

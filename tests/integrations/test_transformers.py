@@ -146,8 +146,15 @@ def test_figures_of_every_meta_step_are_in_the_log_of_the_trainer(text, tmp_path
     assert [entry["apo/fsd"] for entry in logged] == tuner.history.column("fsd")
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
-@pytest.mark.parametrize("limit", [{"max_steps": 7}, {"num_train_epochs": 2}, {"num_train_epochs": 1.5}])
+@pytest.mark.parametrize(
+    ("limit", "accumulate"),
+    [
+        ({"max_steps": 7}, 3),
+        ({"num_train_epochs": 2}, 3),
+        ({"num_train_epochs": 1.5}, 1),
+        ({"num_train_epochs": 1.5}, 3),
+    ],
+)
 def test_the_trainer_is_asked_for_its_end(text, tmp_path, limit, accumulate):
     options = {"gradient_accumulation_steps": accumulate, "per_device_train_batch_size": 64, **limit}
     trainer, without = text.trainer_of(text.network(), str(tmp_path), **options)

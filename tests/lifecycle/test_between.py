@@ -47,7 +47,8 @@ CHANGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "with the input": lambda output, inputs: output + inputs[:, :CLASSES],
     "log_softmax": lambda output, inputs: F.log_softmax(output, dim=-1),
 }
-PLACES = ["here", "autocast", "compiled"]
+#: Where the network runs, and the batch of the function-space term.
+PLACES = [("here", "previous"), ("here", "same"), ("autocast", "same"), ("compiled", "previous")]
 
 
 def train(place: str, change: Callable[[Tensor, Tensor], Tensor], inside: bool, **options: Any) -> apo.Tuner:
@@ -69,8 +70,7 @@ def train(place: str, change: Callable[[Tensor, Tensor], Tensor], inside: bool, 
     return tuner
 
 
-@pytest.mark.parametrize("fsd_batch", ["previous", "same"])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("place", "fsd_batch"), PLACES)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_what_the_loop_does_is_what_the_network_would_do(change, place, fsd_batch):
     torch._dynamo.reset()

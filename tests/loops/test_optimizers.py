@@ -1,10 +1,17 @@
-"""Every optimizer that apo accepts learns a good rate: torch's, and some of pytorch_optimizer's."""
+"""Every optimizer that apo accepts learns a good rate: torch's, and some of pytorch_optimizer's.
+
+What it is held against has nothing of apo in it, and takes as long as all the rest: it is noted in a file, and trained
+again for a few optimizers only. A new optimizer needs a new file:
+
+    PYTHONPATH=src:. python tests/loops/test_optimizers.py
+"""
 
 from __future__ import annotations
 
-import functools
 import itertools
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +28,9 @@ INITIAL = [1e-6, 1e-3, 10.0]
 #: What the seven fixed rates are multiples of.
 MULTIPLES = [10.0 ** (power / 2) for power in range(-3, 4)]
 POINTS = 0.02
+NOTED = Path(__file__).with_name("best_of_seven.json")
+#: What the order of summation changes, of another machine or of another version of torch.
+ROUNDING = 0.01
 
 
 def matrices_only() -> nn.Sequential:
@@ -78,8 +88,8 @@ def trained(name: str, lr: float, learn: bool) -> tuple[float, Any]:
     return wrong(model), tuner
 
 
-@functools.cache
 def best_of_seven(name: str) -> float:
+    """Train without apo at seven rates; return the smallest share of wrong answers."""
     _, usual = OPTIMIZERS[name]
     return min(trained(name, usual * multiple, learn=False)[0] for multiple in MULTIPLES)
 
@@ -87,15 +97,27 @@ def best_of_seven(name: str) -> float:
 EVERY = list(itertools.product(OPTIMIZERS, INITIAL))
 
 
+@pytest.fixture(scope="module")
+def best() -> dict[str, float]:
+    return json.loads(NOTED.read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(OPTIMIZERS)[1::6])
+def test_the_best_of_seven_fixed_rates_is_as_noted(name, best):
+    assert best.keys() == OPTIMIZERS.keys()
+    assert best_of_seven(name) == pytest.approx(best[name], abs=ROUNDING)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", EVERY, ids=str)
-def test_an_optimizer_ends_within_two_points_of_the_best_of_seven_fixed_rates(case):
+def test_an_optimizer_ends_within_two_points_of_the_best_of_seven_fixed_rates(case, best):
     name, initial = case
     end, tuner = trained(name, initial, learn=True)
-    story = f"0.904 -> {end:.4g} at {tuner.optimizer.param_groups[0]['lr']:.2g}, best fixed {best_of_seven(name):.4g}"
+    story = f"0.904 -> {end:.4g} at {tuner.optimizer.param_groups[0]['lr']:.2g}, best fixed {best[name]:.4g}"
     print(story)
     assert_at_work(tuner, initial)
-    assert end <= best_of_seven(name) + POINTS + 1e-9, story
+    assert end <= best[name] + POINTS + 1e-9, story
 
 
 @pytest.mark.parametrize("name", ["Prodigy", "DAdaptAdam", "DAdaptSGD", "LaProp"])
@@ -133,3 +155,8 @@ def test_an_optimizer_of_torch_that_is_not_linear_in_its_rate_is_refused(name):
     optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.01)
     with pytest.raises(apo.NotLinearError, match=f"{name}.*use SGD, Adam"):
         apo.attach(optimizer, model, nn.CrossEntropyLoss())
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    NOTED.write_text(json.dumps({name: round(best_of_seven(name), 4) for name in OPTIMIZERS}, indent=2) + "\n")

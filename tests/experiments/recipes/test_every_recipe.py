@@ -211,6 +211,8 @@ def labels_to_run(name):
     if name in LIKE_TABLE_4[1:]:
         base = BASES[LIKE_TABLE_4.index(name) % len(BASES)]
         return [f"{base}-{way}" for way in ("fixed", "step", "APO-paper", "APO")]
+    if name.startswith("cifar100-") and name.replace("cifar100-", "cifar10-") in NAMES:  # a wider last layer
+        return ["SGDm", "APO-Precond"]
     if name == "ablation-initial-rate":  # fourteen entries that differ in a number; four run in the test above
         return ["paper-lr=0.001", "lr=0.001"]
     return None
