@@ -56,9 +56,9 @@ def test_the_look_ahead_runs_in_the_precision_of_the_training_pass_and_at_its_ow
     run = Run(door, paper_sgd, Watched, interval=1, fsd_weight=0)
     theta = run.model.linear.weight.detach().clone()
     train_step(run, 0, region)
-    (first, at_theta), (second, ahead) = run.model.passes
-    assert first == second == torch.bfloat16
-    assert torch.equal(at_theta, theta)
+    (first, at_theta), (second, ahead), (third, again) = run.model.passes  # the last compares gradients
+    assert first == second == third == torch.bfloat16
+    assert torch.equal(at_theta, theta) and torch.equal(again, theta)
     assert not torch.equal(ahead, theta)
     record = run.tuner.history[0]
     # With autocast's cache of 16-bit weights both losses would be the one at theta.

@@ -151,6 +151,19 @@ class LookAheads:
         self._drop_assembled_weights()
         return gradient
 
+    def gradient_at_theta(self) -> list[Tensor]:
+        """Return the gradient of the loss on B at theta, without weight decay: training's, if apo sees all of it."""
+        with self.surface.undisturbed(), torch.enable_grad():
+            for module, training in self.batches[-1].modes:
+                module.training = training
+            for batch in self.batches:
+                _, loss = batch.evaluate(self.network, self.criterion)
+                assert loss is not None
+                _times(_weighted(loss, batch.weight), self.scale).backward()
+            gradient = [_gradient(p, self.scale) for p in self.parameters]
+        self._drop_assembled_weights()
+        return gradient
+
     def loss_at_theta(self) -> Tensor:
         """Return Q at theta itself, where nothing has moved: what a look-ahead has to lower."""
         loss = self._own_loss_at_theta()

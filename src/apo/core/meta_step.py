@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from apo.core.agreement import Agreement, cosine
 from apo.core.batches import FSDBatches
 from apo.core.look_ahead import LookAheads
 from apo.core.objective import ProximalObjective, Terms, unit_of_loss
@@ -83,6 +84,7 @@ class Engine:
         self.batches = batches
         self.scaler = scaler
         self._return_point = ReturnPoint(model, rule.optimizer)
+        self._agreement = Agreement()
 
     def find_wrapper(self) -> None:
         """Note the ``DistributedDataParallel`` through which the model is being called now, if there is one."""
@@ -152,6 +154,9 @@ class Engine:
             numbers["silent"] = zero_share([p.grad for p in parameters])  # type: ignore[misc]
         if isinstance(look_aheads.unit, Tensor):
             numbers["unit"] = look_aheads.unit
+        if self._agreement.is_due(step):
+            used = [p.grad for p in parameters]
+            numbers["agreement"] = cosine(used, look_aheads.gradient_at_theta())  # type: ignore[arg-type]
         numbers, meta_gradient_norm = self._agree(step, numbers, norm(gradients), processes)
         loss, terms = numbers["loss at theta"], Terms(*(numbers[name] for name in Terms._fields))
         objective = terms.total(self.objective, numbers.get("unit", look_aheads.unit))  # type: ignore[arg-type]
@@ -176,7 +181,8 @@ class Engine:
         updated = math.isfinite(meta_gradient_norm) and not exploded
         if updated:
             rule.meta_update(gradients, outcome) if rule.compares else rule.meta_update(gradients)
-        warnings = [*rule.after(outcome), *self.objective.warnings(step)]
+        told = self._agreement.sentences(numbers.get("agreement"))
+        warnings = [*told, *rule.after(outcome), *self.objective.warnings(step)]
         if rule.standing is Standing.BETTER:
             self._return_point.keep(step, loss)
         if not (rule.standing is Standing.LOST and self._return_point.go_back()):
