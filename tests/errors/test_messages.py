@@ -461,23 +461,3 @@ def test_a_sparse_gradient_is_refused(rule):
     model = nn.Sequential(nn.Embedding(5, 3, sparse=True))
     tuner = apo.APO(rule(model), model, lambda output, target: output.square().mean(), fsd_weight=0.0)
     refuses(TypeError, "sparse=False", lambda: tuner.step(torch.tensor([0, 2])))
-
-
-def test_a_network_that_differentiates_in_its_forward_pass_is_told_what_to_do():
-    class Force(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.energy = nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, 1))
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = x.detach().requires_grad_()
-            return torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)[0]
-
-    def train(**options: Any) -> None:
-        model = Force()
-        tuner = apo.APO(sgdm(model), model, F.mse_loss, interval=2, **options)
-        for index in range(3):
-            tuner.step(batch(index)[0], batch(index)[0])
-
-    train(fsd_batch="same")
-    refuses(apo.ReplayError, 'use fsd_batch="same"', train)

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,9 +25,9 @@ from torch import Tensor, nn
 
 from apo.core.objective import ProximalObjective, Terms, add_weight_decay_gradient_, weight_decay_value
 from apo.distributed import Processes, fold_up
-from apo.errors import MissingBatchError, ReplayError
+from apo.errors import MissingBatchError
 from apo.passes.isolation import Surface
-from apo.passes.recording import Recording
+from apo.passes.recording import Recording, tree_map
 from apo.rules.base import Comparison
 from apo.vectors import advance_, assign_, dot, norm, scaled, wide
 
@@ -212,9 +211,8 @@ class LookAheads:
         """Return prediction and loss (or None) on B' at theta; the first look-ahead evaluates them."""
         if self._at_theta is None:
             assert self.other is not None
-            with torch.no_grad(), _explaining_missing_graph():
-                prediction, loss = self.other.evaluate(self.network, self.criterion)
-                self._at_theta = prediction, None if loss is None else _weighted(loss, self.other.weight)
+            prediction, loss = self._without_graph(self.other)
+            self._at_theta = prediction, None if loss is None else _weighted(loss, self.other.weight)
             # Checked at the first meta-step, even if the loss on B' is needed only towards the end of training.
             if loss is None and self.objective.needs_other_targets:
                 self.share = 0.0
@@ -224,6 +222,19 @@ class LookAheads:
                         "yield (inputs, target) pairs"
                     )
         return self._at_theta
+
+    def _without_graph(self, batch: Recording) -> tuple[Any, Tensor | None]:
+        """Return prediction and loss on a batch as constants."""
+        try:
+            with torch.no_grad():
+                return batch.evaluate(self.network, self.criterion)
+        except RuntimeError as error:
+            if "does not require grad" not in str(error):
+                raise
+        # The network, or the loop before the criterion, differentiates: forces from an energy, for instance.
+        with torch.enable_grad():
+            prediction, loss = batch.evaluate(self.network, self.criterion)
+        return tree_map(Tensor.detach, prediction), None if loss is None else loss.detach()
 
     def _evaluate(
         self, part: _Part, losses: list[Tensor | float], discrepancies: list[Tensor | float]
@@ -242,20 +253,6 @@ class LookAheads:
             terms.append(_times(fsd * part.fsd_weight, self.unit))
             discrepancies.append(_times(fsd.detach(), part.fsd_weight / self.objective.fsd_weight))
         return _sum(terms)
-
-
-@contextmanager
-def _explaining_missing_graph() -> Iterator[None]:
-    """Say what to do about a network that differentiates in its forward pass, where no graph is kept."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "does not require grad" not in str(error):
-            raise
-        raise ReplayError(
-            "the network differentiates in its forward pass, so it needs a graph where apo keeps none: "
-            'use fsd_batch="same"'
-        ) from error
 
 
 def _gradient(parameter: Tensor, scale: float) -> Tensor:

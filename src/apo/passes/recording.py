@@ -25,9 +25,9 @@ from torch import Tensor, nn
 
 from apo.distributed import is_sharded
 from apo.errors import ReplayError
-from apo.passes.isolation import PassState, PlainAttributes, RandomState
+from apo.passes.isolation import PassState, PlainAttributes, RandomState, every_module
 from apo.passes.operations import EASY_WAY, Slot, as_plain, from_plain, leaves, odd_type, tree_map
-from apo.torch_internals import version_of
+from apo.torch_internals import own_parameters, version_of
 
 __all__ = ["Autocast", "Call", "Recording", "Slot", "as_call", "odd_type", "own_loss", "own_prediction", "tree_map"]
 
@@ -66,17 +66,20 @@ class Autocast:
 class Call:
     """The arguments of one call of the network, with the state that it started from (None: the current one).
 
-    ``versions`` are the version counters of its tensors, to notice a batch that was changed in place.
+    ``versions`` are the version counters of its tensors, to notice a batch that was changed in place; ``is_functional``
+    says that the network ran with tensors in the place of its parameters.
     """
 
     args: tuple
     kwargs: dict[str, Any]
     start: PassState | None = None
     versions: tuple[int, ...] = ()
+    is_functional: bool = False
 
     def sealed(self, model: nn.Module) -> Call:
-        """Note the state that a call of the network starts from now, and the version counters of all tensors."""
-        return replace(self, start=PassState.capture(model), versions=self._versions())
+        """Note what a call of the network starts from now, and the version counters of all tensors."""
+        start = PassState.capture(model)
+        return replace(self, start=start, versions=self._versions(), is_functional=_is_functional(model))
 
     def run(self, model: nn.Module) -> Any:
         """Run the call again, from the state that it started from."""
@@ -183,8 +186,15 @@ class Recording:
             parameters: Those of the optimizer. They stay themselves where they are arguments of the criterion.
 
         Raises:
-            ReplayError: An argument was computed from such parameters, so that it would change with them.
+            ReplayError: An argument was computed from such parameters, so that it would change with them, or the
+                network did not run with its own ones.
         """
+        if any(call.is_functional for call in self.calls):
+            raise ReplayError(
+                "the network ran with other tensors in the place of its parameters (functional_call, as in an inner "
+                "loop of MAML), and running it again would not compute these: give apo a module that does so in its "
+                "forward and calls the network there"
+            )
         calls = [(call.args, call.kwargs) for call in self.calls]
         everything = (calls, self.loss_args, self.loss_kwargs)
         operations = [slot.operation for slot in self.slots if slot.operation is not None]
@@ -202,13 +212,8 @@ class Recording:
         if not any(tensor.requires_grad for tensor in [*leaves(everything), *between]):
             return self
         self._check_arguments(parameters)
-        moved, constants = {id(p) for p in parameters}, {}
-
-        def constant(tensor: Tensor) -> Tensor:
-            if not tensor.requires_grad or id(tensor) in moved:
-                return tensor
-            return constants.setdefault(id(tensor), tensor.detach().requires_grad_())
-
+        moved = {id(p) for p in parameters}
+        constant = _OnceForEach(lambda t: t if not t.requires_grad or id(t) in moved else t.detach().requires_grad_())
         calls, loss_args, loss_kwargs = tree_map(constant, everything)
         pairs = zip(self.calls, calls, strict=True)
         own = tuple(replace(call, args=args, kwargs=kwargs) for call, (args, kwargs) in pairs)
@@ -248,11 +253,11 @@ class Recording:
 
     def as_inputs(self) -> Recording:
         """Return a copy that owns its tensors, without random state and training loss: a batch for the FSD term."""
-        own = lambda tree: tree_map(lambda t: t.detach().clone().requires_grad_(t.requires_grad), tree)  # noqa: E731
-        calls = tuple(Call(own(call.args), own(call.kwargs)) for call in self.calls)
-        loss_args = None if self.loss_args is None else own(self.loss_args)
+        own = _OnceForEach(lambda t: t.detach().clone().requires_grad_(t.requires_grad))
+        calls = tuple(Call(tree_map(own, call.args), tree_map(own, call.kwargs)) for call in self.calls)
+        loss_args, loss_kwargs = tree_map(own, self.loss_args), tree_map(own, self.loss_kwargs)
         slots = tuple(slot.with_constants(own) for slot in self.slots)
-        return Recording(calls, loss_args, own(self.loss_kwargs), slots, self.autocast)
+        return Recording(calls, loss_args, loss_kwargs, slots, self.autocast)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what ``torch.load(weights_only=True)`` accepts if the arguments are plain, see :func:`odd_type`."""
@@ -275,6 +280,27 @@ class Recording:
             slots=tuple(Slot(p, call, tuple(path), *map(from_plain, rest)) for p, call, path, *rest in state["slots"]),
             autocast=Autocast(*state["autocast"]),
         )
+
+
+class _OnceForEach:
+    """Apply a function once to each tensor: one that is in two places is one tensor again.
+
+    The loop may differentiate an output by an input that it has given to the network.
+
+    Example:
+        >>> once, tensor = _OnceForEach(Tensor.clone), torch.zeros(1)
+        >>> once(tensor) is once(tensor), once(tensor) is tensor
+        (True, False)
+    """
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        self._function = function
+        self._done: dict[int, tuple[Tensor, Tensor]] = {}  # the first keeps its id from being used again
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        if id(tensor) not in self._done:
+            self._done[id(tensor)] = tensor, self._function(tensor)
+        return self._done[id(tensor)][1]
 
 
 def as_call(inputs: Any) -> Call:
@@ -312,6 +338,12 @@ def own_prediction(output: Any) -> Any:
     if not isinstance(output, (tuple, list)) or hasattr(output, "loss"):
         return output
     return tuple(None if _is_number(item) else item for item in output)
+
+
+def _is_functional(model: nn.Module) -> bool:
+    """Return whether trainable tensors stand in the place of a network's parameters, as inside ``functional_call``."""
+    own = (p for module in every_module([model]) for p in own_parameters(module).values() if p is not None)
+    return any(p.requires_grad and not isinstance(p, nn.Parameter) for p in own)
 
 
 def _is_number(item: Any) -> bool:
