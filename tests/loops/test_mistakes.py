@@ -288,3 +288,60 @@ def test_an_unknown_way_with_steps_that_are_not_finite_is_refused():
     model = mlp()
     with pytest.raises(ValueError, match="on_nonfinite must be 'raise' or 'skip', got 'ignore'"):
         apo.attach(sgdm(model, 0.1), model, nn.CrossEntropyLoss(), on_nonfinite="ignore")
+
+
+def test_a_criterion_that_calls_the_network_is_told_to_take_its_output():
+    model = mlp()
+    criterion = apo.criterion(lambda network, x, y: nn.functional.cross_entropy(network(x), y))
+    optimizer = sgdm(model, 0.1)
+    apo.attach(optimizer, model, criterion, discrepancy=apo.CategoricalKL())
+    criterion(model, *next(digit_batches(1))).backward()
+    with pytest.raises(apo.ReplayError, match=r"calls the network itself: call the network outside"):
+        optimizer.step()
+
+
+def test_another_criterion_than_the_watched_one_is_named():
+    model = mlp()
+    optimizer = sgdm(model, 0.1)
+    apo.attach(optimizer, model, nn.CrossEntropyLoss())
+    x, y = next(digit_batches(1))
+    nn.CrossEntropyLoss(weight=torch.ones(10))(model(x), y).backward()
+    with pytest.raises(apo.ReplayError, match="another criterion"):
+        optimizer.step()
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Follows another optimizer slowly."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.param_groups, self.state = optimizer, optimizer.param_groups, optimizer.state
+        self.defaults, self.slow = {}, [p.detach().clone() for p in optimizer.param_groups[0]["params"]]
+
+    def step(self):
+        self.optimizer.step()
+        with torch.no_grad():
+            for slow, p in zip(self.slow, self.param_groups[0]["params"], strict=True):
+                p.copy_(slow.lerp_(p, 0.5))
+
+
+def test_an_optimizer_that_wraps_another_one_is_refused_with_the_one_to_pass():
+    model = mlp()
+    with pytest.raises(
+        apo.NotLinearError, match=r"Lookahead wraps an optimizer: give apo that one, optimizer\.optimizer"
+    ):
+        apo.attach(Lookahead(sgdm(model, 0.1)), model, nn.CrossEntropyLoss())
+
+
+def test_the_optimizer_inside_a_wrapper_ends_near_the_best_rate():
+    def loop(lr, attach):
+        model, criterion = mlp(), nn.CrossEntropyLoss()
+        inner = sgdm(model, lr)
+        optimizer = Lookahead(inner)
+        tuner, start = attach(inner, model, criterion), wrong(model)
+        for x, y in digit_batches(200):
+            inner.zero_grad()
+            criterion(model(x), y).backward()
+            optimizer.step()
+        return Run(start, wrong(model), tuner)
+
+    assert_learns(loop, [*RATES, 1.0], short=0.05)

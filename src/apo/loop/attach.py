@@ -111,7 +111,8 @@ class Attached(Tuner):
     _door = "apo.attach"
     _no_recording = (
         "a meta-step was due, but no loss of the watched network was back-propagated since the last step: call "
-        "model(...) and criterion(...) themselves, not model.forward or a copy, in every iteration"
+        "model(...) and criterion(...) themselves, not model.forward, a copy, another criterion or torch.func.grad, in "
+        "every iteration"
     )
     _outputs: Outputs
     _pending: Call | None
@@ -296,8 +297,9 @@ class Attached(Tuner):
         if others and (not used or any(other.depends_on(self._parameters()) for other in others)):
             raise ReplayError(
                 "the criterion was called on something that was made of an output of the network in a way that cannot "
-                "be repeated at other weights (random numbers, or a tensor changed in place): move what is between "
-                "network and criterion into the criterion, criterion = apo.criterion(your_function)"
+                "be repeated at other weights (random numbers, or a tensor changed in place), or it calls the network "
+                "itself: call the network outside, and move what is between its output and the criterion into the "
+                "criterion, criterion = apo.criterion(your_function)"
             )
         return used
 

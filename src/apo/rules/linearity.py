@@ -49,11 +49,15 @@ def check_linear_in_lr(optimizer: Optimizer) -> None:
         raise NotLinearError(
             f"{name} could not be probed for a step that is linear in lr ({type(error).__name__}: {error}): "
             "use SGD, Adam, AdamW or another first-order optimizer, or pass check_linear=False if you know that it is"
+            + _inside(optimizer)
         ) from error
 
 
 def _with_hint(error: NotLinearError, optimizer: Optimizer, measured_at: float) -> NotLinearError:
-    """Return the error with what to change where decay is the reason: some optimizers shrink weights already moved."""
+    """Return the error with what to change: a wrapper, or a decay that shrinks weights which have moved already."""
+    inside = _inside(optimizer)
+    if inside:
+        return NotLinearError(f"{error}{inside}")
     decays = [group["weight_decay"] for group in optimizer.param_groups if group.get("weight_decay")]
     if not decays:
         return error
@@ -62,6 +66,16 @@ def _with_hint(error: NotLinearError, optimizer: Optimizer, measured_at: float) 
     except Exception:
         return error
     return NotLinearError(f"{error}; {type(optimizer).__name__} is one with weight_decay=0, got {decays[0]}")
+
+
+def _inside(optimizer: Optimizer) -> str:
+    """Return what to say of an optimizer that wraps another one, as Lookahead and SAM do; usually nothing."""
+    inner = [name for name, value in vars(optimizer).items() if isinstance(value, Optimizer)]
+    if not inner:
+        return ""
+    return (
+        f"; {type(optimizer).__name__} wraps an optimizer: give apo that one, optimizer.{inner[0]}, and step as before"
+    )
 
 
 def _probe(name: str, measured_at: float, build: SmallTwin, without_decay: bool = False) -> None:
