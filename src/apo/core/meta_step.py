@@ -32,6 +32,7 @@ from apo.passes.graphs import GraphedNetwork
 from apo.passes.isolation import RandomState, Surface
 from apo.passes.recording import Recording
 from apo.rules.base import Comparison, Outcome, Proposal, Rule, Standing
+from apo.rules.newcomers import Newcomers, lower_for_newcomers
 from apo.rules.progress import ReturnPoint
 from apo.vectors import assign_, dot, norm, zero_share
 
@@ -62,6 +63,7 @@ class Engine:
 
     Attributes:
         network: What the look-ahead calls: the model, or the model through the wrapper that averages its gradients.
+        newcomers: Knows of parameters that will move for the first time; such a step has to be a meta-step.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Engine:
         self.scaler = scaler
         self._return_point = ReturnPoint(model, rule.optimizer)
         self._agreement = Agreement()
+        self.newcomers = Newcomers(rule.optimizer)
 
     def find_wrapper(self) -> None:
         """Note the ``DistributedDataParallel`` through which the model is being called now, if there is one."""
@@ -128,9 +131,12 @@ class Engine:
         processes = Processes.of(self.network, parameters) if several else ALONE
         look_aheads = self._look_aheads(step, proposal, origin, recordings, processes)
 
+        slope = lambda delta: processes.agree(dot(look_aheads.look(delta).gradient, delta))  # noqa: E731
+        newcomers = self.newcomers.are_waiting()
         if first:
-            slope = lambda delta: processes.agree(dot(look_aheads.look(delta).gradient, delta))  # noqa: E731
             rule.first_look(proposal, slope, often)
+        elif newcomers:
+            lower_for_newcomers(rule, proposal, slope)
         ahead = look_aheads.look(proposal.displacement())
         gradients = proposal.pull_back(ahead.gradient)
         sampled = None
@@ -179,7 +185,7 @@ class Engine:
             abs(loss) * rounding, numbers.get("silent", 0.0), can_go_back,
         )  # fmt: skip
         updated = math.isfinite(meta_gradient_norm) and not exploded
-        if updated:
+        if updated and not newcomers:  # a step that makes sure that the rate in force does no harm
             rule.meta_update(gradients, outcome) if rule.compares else rule.meta_update(gradients)
         told = self._agreement.sentences(numbers.get("agreement"))
         warnings = [*told, *rule.after(outcome), *self.objective.warnings(step)]
@@ -193,6 +199,7 @@ class Engine:
             if step_norm is None and not math.isfinite(norm(parameters).item()):
                 assign_(parameters, origin)
                 self._check_finite(step, loss, math.nan)
+        self.newcomers.have_moved()
         return MetaStep(
             step=step,
             loss=loss,

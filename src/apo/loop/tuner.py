@@ -186,7 +186,7 @@ class Tuner:
         """Return whether the step with this index (the next one, by default) learns the meta-parameters."""
         if step is None:
             if self._due is None:  # decided once, so that all who ask during a step get the same answer
-                self._due = self.is_meta_step(self.steps)
+                self._due = self.engine.newcomers.are_waiting() or self.is_meta_step(self.steps)
             return self._due
         interval = self.rule.interval or self.interval
         if isinstance(interval, str):
