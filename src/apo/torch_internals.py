@@ -28,6 +28,7 @@ __all__ = [
     "foreach_sqrt",
     "foreach_sub",
     "functorch_transform",
+    "is_scripted",
     "is_wrapped_by_scheduler",
     "optimizer_hook_runner",
     "own_buffers",
@@ -86,6 +87,11 @@ def is_wrapped_by_scheduler(optimizer: Optimizer) -> bool:
     """Return whether ``optimizer.step`` has the mark that torch's schedulers leave on the optimizers they serve."""
     step = optimizer.step
     return hasattr(step, "_wrapped_by_lr_sched") or hasattr(step, "_with_counter")  # the second until torch 2.4
+
+
+def is_scripted(module: nn.Module) -> bool:
+    """Return whether ``torch.jit.script`` made a module; those of ``torch.jit.trace`` are of a class beside it."""
+    return isinstance(module, torch.jit.RecursiveScriptModule)  # pyright: ignore
 
 
 def uncompiled(module: nn.Module) -> nn.Module:

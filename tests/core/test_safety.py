@@ -220,7 +220,8 @@ def test_nothing_is_left_out_or_warned_about_in_a_healthy_run():
 
 def test_the_warm_start_waits_for_the_first_step_that_has_gradients():
     tuner = start(lambda model: torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9))
-    tuner.step()  # nothing has a gradient yet
+    with pytest.warns(apo.ApoWarning, match="no parameter of the optimizer has a gradient"):
+        tuner.step()
     assert tuner.steps == 1 and not tuner.history
     tuner.step(*batches()[0])
     assert tuner.rule.rates()[0] > 1e-3

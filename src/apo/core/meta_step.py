@@ -13,6 +13,7 @@ rule, and lets the rule take its step. :meth:`Engine.meta_step` has these stages
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,7 +28,7 @@ from apo.core.look_ahead import LookAheads
 from apo.core.objective import ProximalObjective, Terms, unit_of_loss
 from apo.core.records import MetaStep
 from apo.distributed import ALONE, Processes, through_wrapper
-from apo.errors import NonFiniteError
+from apo.errors import ApoWarning, NonFiniteError
 from apo.passes.graphs import GraphedNetwork
 from apo.passes.isolation import RandomState, Surface
 from apo.passes.recording import Recording
@@ -87,6 +88,7 @@ class Engine:
         self.scaler = scaler
         self._return_point = ReturnPoint(model, rule.optimizer)
         self._agreement = Agreement()
+        self._has_warned = False  # of a step without gradients
         self.newcomers = Newcomers(rule.optimizer)
 
     def find_wrapper(self) -> None:
@@ -124,6 +126,7 @@ class Engine:
         rule, proposal = self.rule, self.rule.propose(theta)
         parameters = proposal.parameters
         if not parameters:
+            self._warn_of_standstill(step)
             return None
         origin = [theta[p] for p in parameters]
         assign_(parameters, origin)
@@ -188,7 +191,7 @@ class Engine:
         if updated and not newcomers:  # a step that makes sure that the rate in force does no harm
             rule.meta_update(gradients, outcome) if rule.compares else rule.meta_update(gradients)
         told = self._agreement.sentences(numbers.get("agreement"))
-        warnings = [*told, *rule.after(outcome), *self.objective.warnings(step)]
+        sentences = [*told, *rule.after(outcome), *self.objective.warnings(step)]
         if rule.standing is Standing.BETTER:
             self._return_point.keep(step, loss)
         if not (rule.standing is Standing.LOST and self._return_point.go_back()):
@@ -211,8 +214,19 @@ class Engine:
             lr=tuple(float(group["lr"]) for group in rule.optimizer.param_groups),
             updated=updated,
             summary=proposal.summary(),
-            warnings=tuple(warnings),
+            warnings=tuple(sentences),
         )
+
+    def _warn_of_standstill(self, step: int) -> None:
+        """Say once that a step without gradients moves nothing, in case that is a slip."""
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"step {step}: no parameter of the optimizer has a gradient, so nothing moves and nothing is learned: "
+                "call loss.backward() before optimizer.step(), and look for frozen parameters and detached outputs",
+                ApoWarning,
+                stacklevel=2,
+            )
 
     def _look_aheads(
         self,

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from apo.loop.hooks import own_hooks
 from apo.rules.base import Rule
+from apo.torch_internals import is_scripted
 
 __all__ = ["check_arguments", "is_loss_of_torch"]
 
@@ -53,6 +54,11 @@ def check_arguments(
         raise TypeError(f"arguments must be in the order {door}(optimizer, model, criterion), got {given}: swap them")
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if is_scripted(model):
+        raise TypeError(
+            "model must be a module that can be watched, got a scripted one: train the module itself, or "
+            "torch.compile(model), and call torch.jit.script on a copy for export"
+        )
     if isinstance(criterion, type):
         name = criterion.__name__
         raise TypeError(f"criterion must be a loss, got the class itself, {name}: write {name}()")

@@ -72,6 +72,14 @@ class _Hook:
         function = self._untraced if torch.compiler.is_compiling() else self._function
         return None if function is None else function(*args, **kwargs)
 
+    @property
+    def __name__(self) -> str:
+        # torch.jit.script asks for it, to compile the hooks of a module along with it.
+        raise AttributeError(
+            "a network must not be scripted while apo is attached, got torch.jit.script: script a copy, "
+            "torch.jit.script(copy.deepcopy(model)), or detach() apo first"
+        )
+
     def __deepcopy__(self, memo: dict[int, Any]) -> _Hook:
         return _Hook()
 
