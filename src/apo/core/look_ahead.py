@@ -103,8 +103,7 @@ class LookAheads:
         discrepancies: list[Tensor | float] = []
         try:
             with self.surface.undisturbed(), torch.enable_grad():
-                for module, training in self.batches[-1].modes:  # the loop may have changed them since its pass
-                    module.training = training
+                self._restore_modes()
                 parts = self._parts()  # with the predictions at theta, where the weights still are
                 # Both batches need enough of a share for what they say to be told apart.
                 compares = self.compares and _LEAST_SHARE < self.share < 1.0 - _LEAST_SHARE
@@ -142,8 +141,7 @@ class LookAheads:
         """
         generator = torch.Generator().manual_seed(seed)
         with self.surface.undisturbed(), torch.enable_grad():
-            for module, training in self.batches[-1].modes:
-                module.training = training
+            self._restore_modes()
             outputs, _ = self.batches[0].evaluate(self.network, self.criterion)
             _times(self.objective.sampled_loss(outputs, generator), self.scale).backward()
             gradient = [_gradient(p, self.scale) for p in self.parameters]
@@ -193,6 +191,11 @@ class LookAheads:
             2.0 * (other_slope - other_change),  # type: ignore[arg-type]
             _times(2.0 * (self.objective.fsd_weight * fsd + self.objective.wsd_weight * wsd), self.unit),  # type: ignore[arg-type]
         )
+
+    def _restore_modes(self) -> None:
+        for module, training in self.batches[-1].modes:  # the loop may have changed them since its pass
+            if module.training != training:
+                module.training = training
 
     def _drop_assembled_weights(self) -> None:
         if self.processes.groups:  # under fully_shard, modules may still hold weights from before the move

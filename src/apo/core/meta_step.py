@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ from apo.core.records import MetaStep
 from apo.distributed import ALONE, Processes, through_wrapper
 from apo.errors import ApoWarning, NonFiniteError
 from apo.passes.graphs import GraphedNetwork
-from apo.passes.isolation import RandomState, Surface
+from apo.passes.isolation import Surface
 from apo.passes.recording import Recording
 from apo.rules.base import Comparison, Outcome, Proposal, Rule, Standing
 from apo.rules.newcomers import Newcomers, lower_for_newcomers
@@ -251,15 +250,13 @@ class Engine:
         comparable = (len(weights) == 1 or all(are_means)) and not any(are_halves)
         share, other = self.objective.share(step, comparable, self.rule.compares), None
         if self.objective.needs_other_batch and not self.batches.is_same:
-            other = self.batches.draw(recordings[-1])
-            # B' sees the same dropout masks, and the same state in attributes, at theta and at theta'.
-            random_state = RandomState.capture(surface.devices, draws_from_host)
-            other = other.starting_from(random_state, surface.attributes())
-            if share:
-                # B' counts as B does as a whole: once for the mean of micro-batches. The elements of a loss without
-                # reduction have a weight each; their mean fits a batch of any size.
-                weight = sum(weight.mean() if isinstance(weight, Tensor) else weight for weight in weights)
-                other = replace(other, weight=weight)
+            # B' counts as B does as a whole: once for the mean of micro-batches. The elements of a loss without
+            # reduction have a weight each; their mean fits a batch of any size.
+            weight = (
+                sum(weight.mean() if isinstance(weight, Tensor) else weight for weight in weights) if share else 1.0
+            )
+            # It sees the same dropout masks, and the same state in attributes, at theta and at theta'.
+            other = self.batches.draw(recordings[-1]).starting_from(surface.state(), weight)
         # Graphs keep the activations of one call, and do not average gradients over processes.
         graphs_serve = all(len(recording.calls) == 1 for recording in recordings) and not processes.groups
         return LookAheads(

@@ -5,7 +5,7 @@ criterion's forward hook gives the targets, a hook on the loss gives the weight 
 the optimizer's step hooks say when the weights move. One iteration of the loop::
 
     model(x)             _before_forward, _after_forward    the call and its output are kept
-    criterion(out, y)    _after_loss                        the criterion's arguments are traced to outputs: a Recording
+    criterion(out, y)    _before_loss, _after_loss          the criterion's arguments are traced to outputs: a Recording
     loss.backward()      _note_backward                     the weight of that loss in what is back-propagated
     optimizer.step()     _before_step, _after_step          the step, measured on a meta-step; then all is dropped
 """
@@ -22,7 +22,6 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from apo.distributed import leaves_gradients
 from apo.errors import ApoWarning, ReplayError
@@ -119,7 +118,6 @@ class Attached(Tuner):
     _observed: list[_Observed]  # those that were back-propagated
     _losses: int
     _criterion: nn.Module | None
-    _before_criterion: RemovableHandle | None = None
     _skipped = False  # whether the step that is under way has lost its gradients, see `on_nonfinite`
     _left_out = False  # whether a fused optimizer leaves out the step that is under way
 
@@ -144,6 +142,7 @@ class Attached(Tuner):
         hooks.add(self.model.register_forward_pre_hook, self._before_forward, **watch)
         hooks.add(self.model.register_forward_hook, self._after_forward, **watch)
         if self._criterion is not None:
+            hooks.add(self._criterion.register_forward_pre_hook, self._before_loss, **watch)
             hooks.add(self._criterion.register_forward_hook, self._after_loss, **watch)
 
     # ------------------------------------------------------------------ the optimizer's step
@@ -209,12 +208,10 @@ class Attached(Tuner):
                 self._observe(own_loss(output), alone, own_prediction(output))
         else:
             self._outputs.add(call, output)
-            if self._before_criterion is None:  # a hook less on ordinary steps
-                register = self._criterion.register_forward_pre_hook
-                self._before_criterion = self._hooks.add(register, self._before_loss, weak=True, with_kwargs=True)
 
     def _before_loss(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        self._outputs.rest(args, kwargs)
+        if self._outputs:
+            self._outputs.rest(args, kwargs)
 
     def _after_loss(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], loss: Tensor) -> None:
         if not self._outputs:
@@ -270,7 +267,7 @@ class Attached(Tuner):
 
     def _used_recordings(self) -> list[Recording]:
         """Return the passes that were back-propagated, each with its weight in the total loss."""
-        used = self._back_propagated()
+        used = self._back_propagated() if self._observed else []
         self._forget()
         if not (used and self.is_meta_step()):
             return [observed.recording for observed in used]
@@ -327,9 +324,6 @@ class Attached(Tuner):
 
     def _forget(self) -> None:
         self._outputs.forget()
-        if self._before_criterion is not None:
-            self._hooks.drop(self._before_criterion)
-            self._before_criterion = None
         self._observed, self._pending, self._losses = [], None, 0
 
 

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from apo.distributed import leaves_gradients
 from apo.errors import ApoWarning, ReplayError
-from apo.loop.hooks import hooks_of_others_around
+from apo.loop.hooks import hooks_of_others_around, unscale_fused
 from apo.loop.tuner import Tuner
 from apo.passes.recording import Autocast, Recording, Slot, as_call, own_loss, own_prediction, tree_map
 from apo.rules.base import Rule
@@ -49,6 +49,7 @@ class APO(Tuner):
     _recordings: list[Recording]  # the passes whose gradients the next step uses
     _left_gradients = True  # whether the last pass did, see `leaves_gradients`
     _stepping = False
+    _has_stepped = False  # a GradScaler leaves a step out after an overflow
 
     def _in_old_form(self, optimizer: Any, model: Any, criterion: Any, loss: Any) -> tuple[Any, Any, Any]:
         is_network = isinstance(optimizer, nn.Module) and next(optimizer.parameters(), None) is not None
@@ -64,15 +65,16 @@ class APO(Tuner):
 
     def _install_hooks(self) -> None:
         super()._install_hooks()
-        self._hooks.add(self.optimizer.register_step_pre_hook, self._check_caller)
+        self._before = self._hooks.add(self.optimizer.register_step_pre_hook, self._before_step)
 
-    def _check_caller(self, *_: Any) -> None:
-        """Refuse a step that this tuner would not notice."""
+    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        """Note that the optimizer steps; refuse a step that this tuner would not notice."""
         if not self._stepping:
             raise RuntimeError(
                 "optimizer.step() was called on the optimizer of apo.APO, which would not learn from it: call "
                 "tuner.step(), or use apo.attach for a loop that steps the optimizer itself"
             )
+        self._has_stepped = not (self.is_meta_step() and unscale_fused(optimizer))
 
     def step(self, inputs: Any = None, target: Any = None) -> Tensor | None:
         """Take one training step: forward, backward, optimizer step and, when it is time, meta-step.
@@ -91,20 +93,20 @@ class APO(Tuner):
             self.optimizer.zero_grad()
             self._forget()
             loss = self.backward(inputs, target)
-        scaler, is_meta_step = self.engine.scaler, self.is_meta_step()
+        scaler = self.engine.scaler
         if scaler is None and self._takes_gradients():  # a scaler does so by itself
             self._skip()
             return loss
-        self._stepping = True
+        self._stepping, self._has_stepped = True, False
         try:
             # Hooks of others see the step that is taken in the end, not the one that is measured.
-            with hooks_of_others_around(self.optimizer, unscale=is_meta_step) as has_stepped:
+            with hooks_of_others_around(self.optimizer, self._before, lambda: self._has_stepped):
                 self._begin_step()
                 if scaler is None:
                     self.optimizer.step()
                 else:
                     scaler.step(self.optimizer)
-                if has_stepped():
+                if self._has_stepped:
                     self._finish_step(self._settled_recordings)
                 else:
                     self._abandon()  # the scaler found an overflow and left the step out

@@ -132,11 +132,6 @@ class Hooks:
             _StateWithoutHooks.put_into(owner)
         return handle
 
-    def drop(self, handle: RemovableHandle) -> None:
-        """Remove one hook."""
-        handle.remove()
-        self._handles[:] = [other for other in self._handles if other is not handle]
-
     def remove(self) -> None:
         """Remove all hooks."""
         _remove(self._handles, self._modules)
@@ -293,46 +288,43 @@ def unscale_fused(optimizer: Optimizer) -> bool:
 
 
 @contextmanager
-def hooks_of_others_around(optimizer: Optimizer, unscale: bool) -> Iterator[Callable[[], bool]]:
+def hooks_of_others_around(
+    optimizer: Optimizer, own: RemovableHandle, has_stepped: Callable[[], bool]
+) -> Iterator[None]:
     """Run the hooks of others around the whole block instead of around the ``optimizer.step()`` in it.
 
     Args:
         optimizer: The optimizer.
-        unscale: Unscale the gradients that a GradScaler leaves to a fused optimizer.
-
-    Yields:
-        A function that returns whether the optimizer has stepped. A GradScaler leaves a step out after an overflow; the
-        hooks after the step are left out with it.
+        own: The hook before the step that stays where it is.
+        has_stepped: Returns whether the optimizer has stepped. A GradScaler leaves a step out after an overflow; the
+            hooks after the step are left out with it.
 
     Example:
         >>> optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
-        >>> _ = optimizer.register_step_post_hook(lambda *_: print("after"))
-        >>> with hooks_of_others_around(optimizer, unscale=False) as has_stepped:
+        >>> own = optimizer.register_step_pre_hook(lambda *_: print("own"))
+        >>> _ = optimizer.register_step_pre_hook(lambda *_: print("before"))
+        >>> with hooks_of_others_around(optimizer, own, lambda: True):
         ...     optimizer.step()
-        ...     print(has_stepped())
-        True
-        after
+        before
+        own
     """
     before, after = step_pre_hooks(optimizer), step_post_hooks(optimizer)
-    kept_before, kept_after = dict(before), dict(after)
-    for hook in kept_before.values():
+    if len(before) == 1 and not after:  # as usual, there are no others
+        yield
+        return
+    others_before, others_after = {key: hook for key, hook in before.items() if key != own.id}, dict(after)
+    for hook in others_before.values():
         hook(optimizer, (), {})
-    before.clear()
+    for key in others_before:
+        del before[key]
     after.clear()
-    taken = [False]
-
-    def note(*_: Any) -> None:
-        taken[0] = not (unscale and unscale_fused(optimizer))
-
-    handle = optimizer.register_step_pre_hook(note)
     try:
-        yield lambda: taken[0]
+        yield
     finally:
-        handle.remove()
-        before.update(kept_before)
-        after.update(kept_after)
-    if taken[0]:
-        for hook in kept_after.values():
+        before.update(others_before)
+        after.update(others_after)
+    if has_stepped():
+        for hook in others_after.values():
             hook(optimizer, (), {})
 
 

@@ -214,7 +214,7 @@ class Tuner:
         """Copy the tuner with its network and optimizer: an independent run that continues in the same way."""
         twin = object.__new__(type(self))
         memo[id(self)] = twin
-        left_out = ("_hooks", "_before", "_before_criterion", "_measuring")
+        left_out = ("_hooks", "_before", "_measuring")
         vars(twin).update(copy.deepcopy({name: v for name, v in vars(self).items() if name not in left_out}, memo))
         twin._hooks, twin._measuring = Hooks(), ExitStack()
         twin._install_hooks()

@@ -13,7 +13,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -81,7 +81,7 @@ class RandomState:
             return self
         python, numpy = _host_streams()
         unmoved = python == self.python and _arrays_as("tobytes", numpy) == _arrays_as("tobytes", self.numpy)
-        return replace(self, python=None, numpy=None) if unmoved else self
+        return RandomState(self.cpu, self.cuda) if unmoved else self
 
     def restore(self) -> None:
         """Set the streams back to this state."""
@@ -222,7 +222,7 @@ class Surface:
         tensors |= {id(p): p for p in parameters}
         self._parameters = list(tensors.values())
         self._draws_from_host = draws_from_host
-        self.devices = {p.device for p in self._parameters}
+        self._devices = {p.device for p in self._parameters}
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
@@ -238,12 +238,11 @@ class Surface:
                 kinds.setdefault((buffer.dtype, buffer.device), []).append(buffer)
         values = [(buffers, copies(buffers)) for buffers in kinds.values()]
         modes = [owner.training for owner in owners]
-        attributes = self.attributes()
         gradients = [p.grad for p in parameters]
         # Gradients that lie in the buckets of DistributedDataParallel are overwritten by its next pass.
         if any(isinstance(o, nn.parallel.DistributedDataParallel) and o.gradient_as_bucket_view for o in owners):
             gradients = [None if gradient is None else gradient.clone() for gradient in gradients]
-        random_state = RandomState.capture(self.devices, self._draws_from_host)
+        state = self.state()
         for parameter in parameters:
             parameter.grad = None
         try:
@@ -253,17 +252,16 @@ class Surface:
                 assign_(buffers, copied)
             for own, name, buffer in places:
                 own[name] = buffer
-            attributes.restore()
             for owner, training in zip(owners, modes, strict=True):
                 if owner.training != training:
                     owner.training = training
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient
-            random_state.restore()
+            state.restore()
 
-    def attributes(self) -> PlainAttributes:
-        """Note what the modules keep in plain attributes."""
-        return PlainAttributes(self._owners)
+    def state(self) -> PassState:
+        """Note what a pass that starts now starts from."""
+        return PassState(RandomState.capture(self._devices, self._draws_from_host), PlainAttributes(self._owners))
 
 
 @functools.lru_cache  # every pass of a meta-step asks for every module

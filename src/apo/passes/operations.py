@@ -68,9 +68,14 @@ def leaves(tree: Any, kinds: type | tuple[type, ...] = Tensor) -> list[Any]:
         >>> leaves(({"a": 1}, [2.0, "b"]), (int, str))
         [1, 'b']
     """
-    found: list[Any] = []
-    tree_map(found.append, tree, kinds)
-    return found
+    if isinstance(tree, kinds):
+        return [tree]
+    if isinstance(tree, (tuple, list)):
+        return [leaf for item in tree for leaf in leaves(item, kinds)]
+    # A dict is known at once; asking whether something is a mapping takes longer, and every batch is asked.
+    if isinstance(tree, (dict, Mapping)):
+        return [leaf for item in tree.values() for leaf in leaves(item, kinds)]
+    return []
 
 
 def odd_type(tree: Any) -> type | None:

@@ -16,7 +16,7 @@ random state and the autocast state. It is immutable; each stage of its life is 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from apo.distributed import is_sharded
 from apo.errors import ReplayError
-from apo.passes.isolation import PassState, PlainAttributes, RandomState, every_module
+from apo.passes.isolation import PassState, every_module
 from apo.passes.operations import EASY_WAY, Slot, as_plain, from_plain, leaves, odd_type, tree_map
 from apo.torch_internals import own_parameters, version_of
 
@@ -48,15 +48,16 @@ class Autocast:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Enter this state.
+        """Enter this state, unless it is in force.
 
         Autocast caches the 16-bit copies of the weights until its outermost region ends. The weights move before and
         after, so the cache is emptied: a stale copy would silently evaluate the network at other weights. (Switching
         the cache off instead would make a compiled network compile once more.)
         """
+        in_force = Autocast.capture(self.device_type) == self
         torch.clear_autocast_cache()
         try:
-            with torch.autocast(self.device_type, dtype=self.dtype, enabled=self.enabled):
+            with nullcontext() if in_force else torch.autocast(self.device_type, self.dtype, self.enabled):
                 yield
         finally:
             torch.clear_autocast_cache()
@@ -78,8 +79,14 @@ class Call:
 
     def sealed(self, model: nn.Module) -> Call:
         """Note what a call of the network starts from now, and the version counters of all tensors."""
-        start = PassState.capture(model)
-        return replace(self, start=start, versions=self._versions(), is_functional=_is_functional(model))
+        return Call(self.args, self.kwargs, PassState.capture(model), self._versions(), _is_functional(model))
+
+    def ended(self) -> Call:
+        """Return a copy that leaves random streams alone that the call has not drawn from."""
+        if self.start is None:
+            return self
+        start = PassState(self.start.random.trimmed(), self.start.attributes)
+        return Call(self.args, self.kwargs, start, self.versions, self.is_functional)
 
     def run(self, model: nn.Module) -> Any:
         """Run the call again, from the state that it started from."""
@@ -157,17 +164,14 @@ class Recording:
         rest += [value for name, value in self.loss_kwargs.items() if name not in taken]
         return next((value for value in rest if value is not None), None)
 
-    def starting_from(self, random_state: RandomState, attributes: PlainAttributes) -> Recording:
-        """Return a copy in which every call of the network starts from this state."""
-        start = PassState(random_state, attributes)
-        return replace(self, calls=tuple(replace(call, start=start) for call in self.calls))
+    def starting_from(self, start: PassState, weight: float | Tensor) -> Recording:
+        """Return a copy in which every call of the network starts from this state, and the loss has this weight."""
+        calls = [Call(call.args, call.kwargs, start) for call in self.calls]
+        return replace(self, calls=tuple(calls), weight=weight)
 
     def ended(self, loss: Tensor, prediction: Any = None, weight: float | Tensor = 1.0, modes: tuple = ()) -> Recording:
         """Return a copy that knows the loss; random streams that the pass has not drawn from are left out."""
-        calls = [
-            call if call.start is None else replace(call, start=replace(call.start, random=call.start.random.trimmed()))
-            for call in self.calls
-        ]
+        calls = [call.ended() for call in self.calls]
         return replace(self, calls=tuple(calls), loss=loss, prediction=prediction, weight=weight, modes=modes)
 
     @property
