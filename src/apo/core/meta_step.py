@@ -288,7 +288,7 @@ class Engine:
             tensors.append(meta_gradient_norm.new_zeros(()) if split else norm(self.rule.phi()))
         # In double if one of them is: not every device has it.
         dtype = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
-        stacked = torch.stack([tensor.detach().to(tensors[0].device, dtype) for tensor in tensors])
+        stacked = torch.stack([tensor.to(tensors[0].device, dtype) for tensor in tensors]).detach()
         if not processes.groups:
             *values, meta = stacked.tolist()
             return dict(zip(numbers, values, strict=True)), meta

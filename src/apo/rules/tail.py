@@ -155,12 +155,14 @@ class RateProposal(Proposal):
 
 def coupled_decay(optimizer: Optimizer, group: dict[str, Any]) -> float:
     """Return the coefficient of weight decay that the optimizer adds to the gradient (0 if its decay is decoupled)."""
+    if not group.get("weight_decay"):
+        return 0.0
     decoupled = isinstance(optimizer, (torch.optim.AdamW, *_DECOUPLED)) or group.get("decoupled_weight_decay", False)
     kind = _tail_class(type(optimizer))
     if kind in _REGISTERED:
-        return float(group.get("weight_decay", 0.0)) if _REGISTERED[kind] else 0.0
+        return float(group["weight_decay"]) if _REGISTERED[kind] else 0.0
     known = any(base.__module__.startswith("torch.optim") for base in type(optimizer).__mro__ if base is not Optimizer)
-    return 0.0 if decoupled or not known else float(group.get("weight_decay", 0.0))
+    return 0.0 if decoupled or not known else float(group["weight_decay"])
 
 
 def has_tail(optimizer: Optimizer) -> bool:
