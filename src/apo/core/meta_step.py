@@ -32,7 +32,7 @@ from apo.passes.graphs import GraphedNetwork
 from apo.passes.isolation import Surface
 from apo.passes.recording import Recording
 from apo.rules.base import Comparison, Outcome, Proposal, Rule, Standing
-from apo.rules.newcomers import Newcomers, lower_for_newcomers
+from apo.rules.newcomers import Newcomers
 from apo.rules.progress import ReturnPoint
 from apo.vectors import assign_, dot, norm, zero_share
 
@@ -138,7 +138,7 @@ class Engine:
         if first:
             rule.first_look(proposal, slope, often)
         elif newcomers:
-            lower_for_newcomers(rule, proposal, slope)
+            rule.first_look(proposal, slope, newcomers=True)
         ahead = look_aheads.look(proposal.displacement())
         gradients = proposal.pull_back(ahead.gradient)
         sampled = None

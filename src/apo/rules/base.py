@@ -7,7 +7,7 @@ in :mod:`apo.core.meta_step`)::
     T  rule.before_step(fade)        before every step, of any iteration
     T  with rule.measuring():        the optimizer's step() runs inside
     M  proposal = rule.propose()     the step has run: where does the look-ahead go, and how is h pulled back to phi?
-    M  rule.first_look(proposal)     at the first meta-step only: find the scale of phi before any weight has moved
+    M  rule.first_look(proposal)     only before parameters move for the first time: find the scale of phi
     M  rule.meta_update(gradients)   here is the gradient of Q with respect to phi (not called if it is not finite)
     M  rule.after(outcome)           the look-ahead is over; was it good, and is there anything to tell the user?
     M  proposal.take_step()          the weights are back at theta: move them with the new phi
@@ -219,13 +219,14 @@ class Rule(ABC):
             theta: The weights before the step, by parameter.
         """
 
-    def first_look(self, proposal: Proposal, slope: Slope, often: bool = False) -> None:
-        """Find the scale of phi. The meta-step calls it at the first meta-iteration, before any weight has moved.
+    def first_look(self, proposal: Proposal, slope: Slope, often: bool = False, newcomers: bool = False) -> None:
+        """Find the scale of phi. The meta-step calls it before any weight has moved, and before further ones move.
 
         Args:
             proposal: The first look-ahead.
             slope: Evaluates others along it.
             often: Whether the next steps are all meta-steps.
+            newcomers: Whether training is under way, and parameters join it that were frozen or are new.
         """
 
     def meta_update(self, gradients: Sequence[Tensor], outcome: Outcome | None = None) -> None:

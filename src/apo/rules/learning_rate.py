@@ -51,6 +51,9 @@ _CONSTANT, _SHARE = 1.4, 0.3
 #: into what comes next. Later a rate rests.
 _EARLY, _STILL_EARLY = 50, 100
 _INTERVALS: tuple[tuple[float, int], ...] = ((_EARLY, 1), (500, 10), (2000, 20), (math.inf, 40))
+#: Where a rate continues that is too high for parameters which join, relative to the turning point. A tenth, as at the
+#: start, cost more than it saved: the others have found their place.
+_NEWCOMERS = 0.3
 
 
 class LearningRate(Rule):
@@ -193,8 +196,8 @@ class LearningRate(Rule):
         """Measure the step d and look ahead along it or along the tail."""
         return RateProposal(self, self._groups, theta, self._fresh, self._tails)
 
-    def first_look(self, proposal: Proposal, slope: Slope, often: bool = False) -> None:
-        """Search for the rate at which the look-ahead turns from better to worse; start far below it."""
+    def first_look(self, proposal: Proposal, slope: Slope, often: bool = False, newcomers: bool = False) -> None:
+        """Search for the rate at which the look-ahead turns from better to worse; start, or continue, below it."""
         if not self.warm_start:
             return
         assert isinstance(proposal, RateProposal)
@@ -203,6 +206,10 @@ class LearningRate(Rule):
         if tiny is None:
             return  # the gradient is zero, of which `after` will tell
         turn = first_turning_point(lambda rate: slope(proposal.displacement(rate / start)), tiny, self.bounds)
+        if newcomers:
+            if turn is not None and turn < start:
+                self._shift(math.log(_NEWCOMERS * turn / start))
+            return
         found = 10 * tiny if turn is None else turn / (100 if often else 10)
         found = min(max(found, self.bounds[0]), self.bounds[1])
         if turn is None:
@@ -253,10 +260,7 @@ class LearningRate(Rule):
         allowed = self._progress.observe(step, outcome.loss, highest, outcome.silent)
         self.standing = self._progress.standing
         if allowed < highest:
-            with torch.no_grad():
-                for parameter in self._phi:
-                    parameter.add_(allowed - highest)
-            self._show()
+            self._shift(allowed - highest)
         if self.standing is Standing.LOST:  # what they know is of a network that is no more
             self.meta_optimizer.state.clear()
             self._turning_point = self._turning_point and TurningPoint()
@@ -322,6 +326,12 @@ class LearningRate(Rule):
             for parameter, rate in zip(self._phi, rates, strict=False):
                 parameter.fill_(math.log(rate))
         self._adopt_groups()
+
+    @torch.no_grad()
+    def _shift(self, change: float) -> None:
+        for parameter in self._phi:
+            parameter.add_(change)
+        self._show()
 
     def _show(self) -> None:
         for group, rate in zip(self._groups, self.learned_rates(), strict=True):

@@ -158,9 +158,9 @@ class Preconditioned(Rule):
         """Look ahead along the preconditioned gradient."""
         return _PreconditionedProposal(self.optimizer)
 
-    def first_look(self, proposal: Proposal, slope: Slope, often: bool = False) -> None:
+    def first_look(self, proposal: Proposal, slope: Slope, often: bool = False, newcomers: bool = False) -> None:
         """Scale P so that the first look-ahead is a good one."""
-        if self.warm_start is None:
+        if self.warm_start is None or newcomers:  # these have blocks of their own
             return
         assert isinstance(proposal, _PreconditionedProposal)
         ahead = proposal.displacement()
