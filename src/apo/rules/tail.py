@@ -12,16 +12,19 @@ Adam, AdamW, NAdam    :math:`-g / (\sqrt{\hat v} + \epsilon)` (amsgrad: with its
 RAdam                 :math:`-g\, r_t \sqrt{1-\beta_2^t} / (\sqrt{v} + \epsilon)`; :math:`-g` until it rectifies
 RMSprop               :math:`-g / ((\sqrt{v} + \epsilon)(1-\mu))` (centered: :math:`v - \bar g^2`)
 Adamax                :math:`-g / u`
-Muon                  :math:`-a\,Z g`, where :math:`Z \approx (M M^\top)^{-1/2}` orthogonalises its momentum :math:`M`
+Muon                  :math:`-a\, O(g)\, \|g\| / \|M\|`, where :math:`O` orthogonalises and :math:`M` is its momentum
 others with momentum  the optimizer's own step without momentum, rescaled: see :mod:`apo.rules.momentum`
 others                the optimizer's own step, which is the tail where there is no momentum
 ====================  ==========================================================================
 
 Here :math:`g` contains coupled weight decay, :math:`\tau` is dampening (absent on a parameter's first step) and
 decoupled decay adds :math:`-w\,\theta`, which acts at once. :math:`r_t` is RAdam's rectification, held like a rate.
-Muon multiplies :math:`M` by :math:`Z` and a scale :math:`a`; :math:`Z` is held like second moments.
-(Orthogonalising the gradient itself would hide how much larger than its mean it is; the learned rate was 0.56 then,
-with 7.6% of digits wrong, and is 0.03 with 1.8% this way.) :func:`register_tail` adds further optimizers.
+Muon moves by :math:`-a\, O(M)`, which is as long for any M. So the tail has the shape that Muon would give to the
+gradient, and is as much longer than a step as the gradient is longer than M, of which it is a part.
+(Without the quotient it would hide how much of a gradient is noise: the learned rate was 0.56 then, with 7.6% of digits
+wrong. Multiplied by :math:`(M M^\top)^{-1/2}`, which turns M into O(M), a gradient that differs a little from the
+largest direction of M is magnified in all others, a hundredfold: the rate of a GPT fell to a thousandth of the best.)
+:func:`register_tail` adds further optimizers.
 """
 
 from __future__ import annotations
@@ -323,8 +326,9 @@ def _muon(
         momentum = gradient if is_fresh else wide(state["momentum_buffer"])  # there is no bias correction
         if group["nesterov"]:
             momentum = gradient.lerp(momentum, group["momentum"])
+        length = gradient.norm() / momentum.norm().clamp(min=group["eps"])
         scale = factor * _muon_scale(group["adjust_lr_fn"], gradient.shape)
-        result.append(scale * _orthogonalised(momentum, gradient, group).to(gradient.dtype))
+        result.append(scale * length * _orthogonalised(gradient, group).to(gradient.dtype))
     return result
 
 
@@ -333,19 +337,16 @@ def _muon_scale(adjustment: str | None, shape: torch.Size) -> float:
     return 0.2 * math.sqrt(max(rows, columns)) if adjustment == "match_rms_adamw" else math.sqrt(max(1, rows / columns))
 
 
-def _orthogonalised(momentum: Tensor, gradient: Tensor, group: dict[str, Any]) -> Tensor:
-    """Apply to a gradient what Muon's Newton-Schulz iteration multiplies momentum by, in bfloat16 as Muon does it."""
+def _orthogonalised(matrix: Tensor, group: dict[str, Any]) -> Tensor:
+    """Apply Muon's Newton-Schulz iteration, in bfloat16 as Muon does it."""
     a, b, c = group["ns_coefficients"]
-    x, y = momentum.bfloat16(), gradient.bfloat16()
-    tall = gradient.shape[0] > gradient.shape[1]
-    x, y = (x.T, y.T) if tall else (x, y)
-    length = x.norm().clamp(min=group["eps"])
-    x, y = x / length, y / length
+    tall = matrix.shape[0] > matrix.shape[1]
+    x = matrix.bfloat16().T if tall else matrix.bfloat16()
+    x = x / x.norm().clamp(min=group["eps"])
     for _ in range(group["ns_steps"]):
         gram = x @ x.T
-        polynomial = torch.addmm(gram, gram, gram, beta=b, alpha=c)
-        x, y = torch.addmm(x, polynomial, x, beta=a), torch.addmm(y, polynomial, y, beta=a)
-    return y.T if tall else y
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.T if tall else x
 
 
 def _rmsprop(
