@@ -57,7 +57,8 @@ def test_meta_gradient_and_terms_are_those_of_the_unrolled_graph(structure, netw
     for layer in optimizer.layers:
         randomised(layer.block)
     rule = apo.Preconditioned(optimizer, meta_optimizer=Scripted)
-    tuner = apo.APO(rule, model, criterion=F.cross_entropy, fsd_weight=0.3, wsd_weight=0.2, interval=3)
+    options = {"fsd_weight": 0.3, "wsd_weight": 0.2, "other_batch_share": 0.0, "interval": 3}
+    tuner = apo.APO(rule, model, criterion=F.cross_entropy, **options)
     pair = unrolled_twin.run(
         tuner, networks.batches(network, 4), named_factors(optimizer), make_update(decay), weight_decay=decay
     )

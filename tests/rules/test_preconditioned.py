@@ -122,3 +122,65 @@ def test_bad_arguments_are_named(options, message):
 def test_an_ordinary_optimizer_is_refused():
     with pytest.raises(TypeError, match="optimizer must be an apo preconditioner, got SGD"):
         apo.Preconditioned(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1))
+
+
+def eigenbasis_on_a_quadratic(**options):
+    """Returns a rule over one matrix, and a function that takes a meta-step on a quadratic at the same weights."""
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(3, 2, dtype=torch.float64))
+    root = torch.randn(6, 6, dtype=torch.float64)
+    curvature, theta = root @ root.T, weight.detach().flatten()
+    rule = apo.Preconditioned(apo.Eigenbasis(weight, lr=1e-4), **options)
+
+    def loss(at):
+        return 0.5 * float(at @ curvature @ at)
+
+    def meta_step():
+        weight.grad = (curvature @ theta).reshape(3, 2)
+        proposal = rule.propose({})
+        ahead = theta + proposal.displacement()[0].flatten()
+        gradients = proposal.pull_back([(curvature @ ahead).reshape(3, 2)])
+        rule.meta_update(gradients)
+        rule.after(Outcome(0, loss(theta), loss(ahead)))
+        return gradients
+
+    def beyond_the_turning_point():
+        step = rule.propose({}).displacement()[0].flatten()
+        return float(step @ curvature @ step) / -float(step @ curvature @ theta)
+
+    return rule, meta_step, beyond_the_turning_point
+
+
+def test_all_rates_of_an_eigenbasis_go_beyond_the_turning_point_by_a_fixed_factor():
+    rule, meta_step, beyond = eigenbasis_on_a_quadratic()
+    rule.meta_optimizer.param_groups[0]["lr"] = 0.0  # the scale alone
+    meta_step()
+    assert beyond() < 0.1
+    for _ in range(200):
+        meta_step()
+    assert beyond() == pytest.approx(1.4, rel=1e-3)
+    rule.optimizer.scale_rates(3.0)  # far too long
+    for _ in range(50):
+        meta_step()
+    assert beyond() == pytest.approx(1.4, rel=1e-2)
+
+
+def test_a_meta_optimizer_of_the_users_own_sees_the_gradient_of_q_and_moves_an_eigenbasis_alone():
+    rule, meta_step, _ = eigenbasis_on_a_quadratic(meta_optimizer=lambda phi: torch.optim.SGD(phi, lr=1.0))
+    before = [factor.clone() for factor in rule.phi()]
+    gradients = meta_step()
+    for factor, old, gradient in zip(rule.phi(), before, gradients, strict=True):
+        torch.testing.assert_close(factor, old - gradient)
+
+
+def test_meta_gradients_of_an_eigenbasis_are_relative_to_the_promise_of_the_step():
+    """A rate's meta-gradient is minus the promise while steps are too short to bend the loss."""
+    rule, meta_step, _ = eigenbasis_on_a_quadratic()
+    meta_step()
+    proposal = rule.propose({})
+    gradient = next(iter(rule.optimizer.moved())).grad
+    at_once = proposal.pull_back([gradient])
+    rates = [name == "log_rate" for layer in rule.optimizer.layers for name in layer.block.factors]
+    found = [value for value, is_rate in zip(proposal.relative(at_once), rates, strict=True) if is_rate]
+    torch.testing.assert_close(found, [torch.full_like(found[0], -1.0)])
+    assert all(float(value.abs()) == 1.0 for value in proposal.relative([1e6 * value for value in at_once]))

@@ -125,14 +125,15 @@ class Eigenbasis(Preconditioner):
     every step. APO learns the rate r and the damping :math:`\delta` of each layer: with a large damping the layer moves
     along the gradient, with a small one each direction's gradient is divided by its second moment, its curvature. Two
     numbers cannot fit the noise of single batches, as a learned matrix can, and they change by orders of magnitude
-    within a few hundred meta-steps.
+    within a few dozen meta-steps.
 
     The rows of the table in :mod:`apo.preconditioners.plan` say which matrix a module's gradient is. Embeddings,
     normalisation layers and single numbers have no basis: there V is a second moment per weight.
 
     ``apo.Preconditioned(Eigenbasis(model))`` has its own defaults, and needs neither a rate nor a schedule: a warm
-    start, a meta-step at each of the first 50 steps, Adam at 0.03 for the logarithms of r and :math:`\delta`, weights
-    of 0.3 and 0.1 for the function-space and the weight-space term, and an end that fades if ``total_steps`` is given.
+    start, a meta-step at each of the first 50 steps, a step to the turning point of Q for all r together, Adam at 0.1
+    for the logarithms of r and :math:`\delta`, weights of 0.3 and 0.1 for the function-space and the weight-space term,
+    0.3 of the loss term on the other batch, and an end that fades if ``total_steps`` is given.
 
     Args:
         model: The network, or a parameter or list of parameters that belong to no module.
@@ -238,6 +239,14 @@ class Eigenbasis(Preconditioner):
         for layer in self._own_layers:
             if isinstance(layer.block, EigenbasisBlock):
                 layer.block.refresh(exact)
+
+    @torch.no_grad()
+    def scale_rates(self, log_factor: float) -> None:
+        """Multiply the rates of all layers by a number, given by its logarithm."""
+        for layer in self._own_layers:
+            if isinstance(layer.block, EigenbasisBlock):
+                layer.block.factors["log_rate"].add_(log_factor)
+                layer.block.constrain()
 
     def _mean_steps(self) -> dict[Tensor, Tensor] | None:
         if not any(group["decoupled_weight_decay"] and group["weight_decay"] for group in self.param_groups):

@@ -19,9 +19,11 @@ from torch import Tensor
 
 from apo.arguments import whole_number
 from apo.preconditioners import Eigenbasis, Preconditioner
-from apo.rules.base import MetaOptimizerFactory, Outcome, Proposal, Rule, Slope
+from apo.rules.base import Comparison, MetaOptimizerFactory, Outcome, Proposal, Rule, Slope
+from apo.rules.over_relaxation import TurningPoint
 from apo.rules.param_groups import is_scheduled
 from apo.rules.warm_start import first_turning_point, rate_of_a_tiny_step
+from apo.vectors import dot
 
 __all__ = ["Preconditioned", "meta_adam"]
 
@@ -32,8 +34,11 @@ _LONG_WAIT = 300
 #: Where an eigenbasis starts, relative to the turning point, and how often it then learns.
 EIGENBASIS_START = 0.3
 EIGENBASIS_INTERVALS = ((50, 1), (math.inf, 10))
-#: Its weights of the function-space and the weight-space term.
+#: Its weights of the function-space and the weight-space term, and the share of the other batch in the loss term.
 EIGENBASIS_WEIGHTS = (0.3, 0.1)
+EIGENBASIS_SHARE = 0.3
+#: How far beyond the turning point all its rates go together; a step without momentum is stable up to twice that point.
+_BEYOND = 1.4
 
 
 class Preconditioned(Rule):
@@ -46,14 +51,25 @@ class Preconditioned(Rule):
     Args:
         optimizer: :class:`apo.Kronecker`, :class:`apo.Eigenbasis`, :class:`apo.Diagonal`, :class:`apo.Full` or another
             preconditioner.
-        meta_optimizer: Builds the meta-optimizer from a list of tensors; Adam at 1e-3, or 0.03 for the logarithms of an
-            eigenbasis.
+        meta_optimizer: Builds the meta-optimizer from a list of tensors; Adam at 1e-3. An eigenbasis has Adam at 0.1
+            for its logarithms, on meta-gradients relative to the promise of the step, and beside it a step to the
+            turning point for all rates together (below); one of your own replaces both.
         guard: Hand over only when the look-ahead lowers Q.
         patience: At how many meta-steps in a row it has to.
         warmup_interval: Interval between meta-steps during the warm-up, None for the tuner's. 1 helps a great deal.
         warm_start: Scale P on the first batch, before any weight moves, to ``warm_start`` times the point at which the
             look-ahead along the gradient turns from better to worse; None to start at the optimizer's lr as it is.
             ``"auto"`` is 0.3 for an eigenbasis, whose rates grow from there at each of the first 50 steps, else None.
+
+    **The rates of an eigenbasis** may be wrong by orders of magnitude, and alike in all layers. One number cures that,
+    and needs no meta-rate: the scale of P at which Q turns from better to worse along the look-ahead. With Q at both
+    ends and its slope :math:`d = \langle h, \Delta \rangle`, a quadratic model has the promise
+    :math:`a = d - 2 (Q' - Q)` and the price :math:`c = 2 (d - (Q' - Q))`, and turns at a/c times the present scale. All
+    rates go 0.3 of the way to 1.4 times that point at each meta-step, up by at most 10%
+    (:class:`apo.rules.over_relaxation.TurningPoint`). What layers need beside that is left to the meta-optimizer. It
+    sees meta-gradients divided by the promise :math:`\langle g, P g \rangle`, which are as large at the end as at the
+    beginning. Absolute ones shrink with the loss, and Adam, which remembers the first ones, would stop after a few
+    steps.
 
     An eigenbasis fades if the tuner knows ``total_steps``: over the second half its steps fall linearly to zero, unless
     a scheduler is at work. Then ``param_groups[i]["lr"]`` falls with them.
@@ -92,6 +108,7 @@ class Preconditioned(Rule):
         if two_numbers:
             self.auto_intervals = EIGENBASIS_INTERVALS
             self.fsd_weight, self.wsd_weight = EIGENBASIS_WEIGHTS
+            self.other_batch_share = EIGENBASIS_SHARE
         self.optimizer = optimizer
         self.split = optimizer.ownership.size > 1  # each process keeps the factors of some blocks only
         self.optimizer.wait_for_hand_over(guard and optimizer.warmup is not None)
@@ -102,6 +119,9 @@ class Preconditioned(Rule):
         self.meta_optimizer = (meta_optimizer or usual)(
             self.phi() or [torch.zeros(0)]  # a process that keeps no block
         )
+        self._turning_point = TurningPoint() if two_numbers and meta_optimizer is None else None
+        self._log_scale = 0.0  # how far all rates have gone together
+        self._proposal: _PreconditionedProposal | None = None  # of the meta-step at work
         self._streak = 0
         self._fade = 1.0  # the end of training
 
@@ -146,6 +166,9 @@ class Preconditioned(Rule):
 
     def meta_update(self, gradients: Sequence[Tensor], outcome: Outcome | None = None) -> None:
         """Move phi, within the range that its blocks allow."""
+        if self._turning_point is not None and self._proposal is not None:
+            gradients = self._proposal.relative(gradients)
+            self._proposal.moved = True
         super().meta_update(gradients, outcome)
         for layer in self.optimizer.layers:
             layer.block.constrain()
@@ -156,7 +179,8 @@ class Preconditioned(Rule):
 
     def propose(self, theta: Mapping[Tensor, Tensor]) -> Proposal:
         """Look ahead along the preconditioned gradient."""
-        return _PreconditionedProposal(self.optimizer)
+        self._proposal = _PreconditionedProposal(self.optimizer, measures=self._turning_point is not None)
+        return self._proposal
 
     def first_look(self, proposal: Proposal, slope: Slope, often: bool = False, newcomers: bool = False) -> None:
         """Scale P so that the first look-ahead is a good one."""
@@ -177,7 +201,8 @@ class Preconditioned(Rule):
             proposal.look_ahead()
 
     def after(self, outcome: Outcome) -> list[str]:
-        """Hand over once the warm-up has elapsed and the look-ahead helps; warn if that does not happen."""
+        """Scale P; hand over once the warm-up has elapsed and the look-ahead helps; warn if that does not happen."""
+        self._go_to_turning_point(outcome)
         self._streak = self._streak + 1 if outcome.objective < outcome.loss else 0
         optimizer = self.optimizer
         if not optimizer.warming_up:
@@ -192,20 +217,43 @@ class Preconditioned(Rule):
             "wsd_weight, lower lr, or hand over all the same with guard=False"
         ]
 
+    @torch.no_grad()
+    def _go_to_turning_point(self, outcome: Outcome) -> None:
+        """Scale all rates of an eigenbasis alike, by what Q and its slope say about this look-ahead."""
+        proposal, self._proposal = self._proposal, None  # which holds a vector as long as the weights
+        if self._turning_point is None or proposal is None or not proposal.moved:
+            return
+        assert isinstance(self.optimizer, Eigenbasis)
+        slope, rise, scale = float(proposal.slope), outcome.objective - outcome.loss, math.exp(self._log_scale)
+        quadratic = Comparison(slope - 2.0 * rise, 2.0 * (slope - rise), 0.0, 0.0, 0.0)
+        change = self._turning_point.change(quadratic, 0.0, scale, _BEYOND, scale, outcome.resolution)
+        if change is not None:
+            self._log_scale += change
+            self.optimizer.scale_rates(change)
+
     def detach(self) -> None:
         """Leave the preconditioner as it is: fixed from now on."""
         self.optimizer.wait_for_hand_over(False)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the meta-optimizer and the guard's count; the factors are in the optimizer's own state."""
-        return {"meta_optimizer": self.meta_optimizer.state_dict(), "streak": self._streak, "fade": self._fade}
+        """Return the meta-optimizer, the turning point and the guard; the factors are in the optimizer's own state."""
+        return {
+            "meta_optimizer": self.meta_optimizer.state_dict(),
+            "streak": self._streak,
+            "fade": self._fade,
+            "turning_point": None if self._turning_point is None else self._turning_point.state_dict(),
+            "log_scale": self._log_scale,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Restore the meta-optimizer and the guard's count."""
+        """Restore the meta-optimizer, the turning point and the guard's count."""
         if state is not None:
             self.meta_optimizer.load_state_dict(state["meta_optimizer"])
             self._streak = int(state["streak"])
-            self._fade = float(state.get("fade", 1.0))
+            self._fade = float(state.get("fade", 1.0))  # files of 0.1 have neither this nor the next two
+            if self._turning_point is not None and state.get("turning_point"):
+                self._turning_point.load_state_dict(state["turning_point"])
+            self._log_scale = float(state.get("log_scale", 0.0))
 
 
 def meta_adam(
@@ -221,20 +269,32 @@ def meta_adam(
     return torch.optim.Adam(phi, lr=lr, betas=betas, eps=eps, fused=True if on_gpu else None)
 
 
-#: The default meta-optimizer, the one for two numbers a layer (whose gradients shrink with the loss), and the paper's.
+#: The default meta-optimizer, the one for two numbers a layer (whose gradients are relative), and the paper's.
 META_OPTIMIZER = functools.partial(meta_adam, lr=1e-3)
-EIGENBASIS_META_OPTIMIZER = functools.partial(meta_adam, lr=0.03, eps=1e-12)
+EIGENBASIS_META_OPTIMIZER = functools.partial(meta_adam, lr=0.1, betas=(0.9, 0.9), eps=1e-12)
 PAPER_META_OPTIMIZER = functools.partial(meta_adam, lr=1e-4)
 
 
 class _PreconditionedProposal(Proposal):
-    """The look-ahead -P g, and the step that was held back."""
+    """The look-ahead -P g, and the step that was held back.
 
-    def __init__(self, optimizer: Preconditioner) -> None:
+    Args:
+        optimizer: The preconditioner.
+        measures: Whether promise and slope are wanted.
+
+    Attributes:
+        slope: How fast Q rises at the end of the look-ahead along it, once :meth:`pull_back` was called.
+        moved: Whether phi has been updated with it.
+    """
+
+    slope: Tensor
+
+    def __init__(self, optimizer: Preconditioner, measures: bool = False) -> None:
         moving = [(p, group) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         coupled = [0.0 if group["decoupled_weight_decay"] else float(group["weight_decay"]) for _, group in moving]
         super().__init__([p for p, _ in moving], coupled)
         self._optimizer = optimizer
+        self._measures, self.moved = measures, False
         self.wants_sampled_gradients = optimizer.wants_sampled_gradients
         self.look_ahead()
 
@@ -248,7 +308,16 @@ class _PreconditionedProposal(Proposal):
 
     def pull_back(self, cotangent: Sequence[Tensor]) -> list[Tensor]:
         """Return the gradients of the factors."""
+        if self._measures:
+            self.slope = dot(cotangent, self._displacement)
         return self._optimizer.pull_back(cotangent)
+
+    @torch.no_grad()
+    def relative(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Return meta-gradients relative to the promise of the look-ahead, each at most 1 in size."""
+        promise = dot([p.grad for p in self.parameters], self._displacement).abs()  # type: ignore[misc]
+        promise = promise.clamp_min(torch.finfo(promise.dtype).tiny)
+        return [(gradient / promise.to(gradient.device)).clamp(-1.0, 1.0) for gradient in gradients]
 
     def take_step(self) -> None:
         """Move the weights with the new P, or by the warm-up optimizer while it lasts."""

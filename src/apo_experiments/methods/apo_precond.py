@@ -108,9 +108,11 @@ def _build(structure: str, problem: Problem, hyper: Mapping[str, Any], budget: B
     optimizer = _STRUCTURES[structure](
         problem.model, warmup=warmup, warmup_steps=0 if warmup is None else steps, **options
     )
+    factory = _by_width(meta_optimizer(usual, hyper), optimizer, hyper["meta_width"])
     rule = build_rule(
         optimizer,
-        meta_optimizer=_by_width(meta_optimizer(usual, hyper), optimizer, hyper["meta_width"]),
+        # With its own meta-optimizer an eigenbasis also goes to the turning point, with that of others it does not.
+        meta_optimizer=None if factory is preconditioned.EIGENBASIS_META_OPTIMIZER else factory,
         **({} if hyper["guard"] is None else {"guard": hyper["guard"]}),
         patience=hyper["patience"],
         warmup_interval=hyper["warmup_interval"],
@@ -141,6 +143,7 @@ PRECONDITIONED: dict[str, Method] = {
                 **{"lr": 0.1, "interval": None, "total_steps": "auto", "warm_start": preconditioned.EIGENBASIS_START},
                 **{"conv": "auto", "max_dim": 1200, "matmul": "float32"},
                 **{"refresh_interval": 200, "memory": 0.99, "statistics": "gradients"},
+                **{"meta_optimizer": None, "meta_lr": None, "meta_beta2": None},
             },
         ),
         _method("apo-precond-full", "full", "a learned full preconditioning matrix, for few weights", {"lr": 1e-3}),
