@@ -37,8 +37,9 @@ EIGENBASIS_INTERVALS = ((50, 1), (math.inf, 10))
 #: Its weights of the function-space and the weight-space term, and the share of the other batch in the loss term.
 EIGENBASIS_WEIGHTS = (0.3, 0.1)
 EIGENBASIS_SHARE = 0.3
-#: How far beyond the turning point all its rates go together; a step without momentum is stable up to twice that point.
-_BEYOND = 1.4
+#: How far beyond the turning point all its rates go together. There the rates and dampings of single layers see what
+#: they should change relative to each other; at 1.4 times it, the dampings grew to make up for it.
+_TARGET = 1.0
 
 
 class Preconditioned(Rule):
@@ -65,7 +66,7 @@ class Preconditioned(Rule):
     and needs no meta-rate: the scale of P at which Q turns from better to worse along the look-ahead. With Q at both
     ends and its slope :math:`d = \langle h, \Delta \rangle`, a quadratic model has the promise
     :math:`a = d - 2 (Q' - Q)` and the price :math:`c = 2 (d - (Q' - Q))`, and turns at a/c times the present scale. All
-    rates go 0.3 of the way to 1.4 times that point at each meta-step, up by at most 10%
+    rates go 0.3 of the way there at each meta-step, up by at most 10%
     (:class:`apo.rules.over_relaxation.TurningPoint`). What layers need beside that is left to the meta-optimizer. It
     sees meta-gradients divided by the promise :math:`\langle g, P g \rangle`, which are as large at the end as at the
     beginning. Absolute ones shrink with the loss, and Adam, which remembers the first ones, would stop after a few
@@ -226,7 +227,7 @@ class Preconditioned(Rule):
         assert isinstance(self.optimizer, Eigenbasis)
         slope, rise, scale = float(proposal.slope), outcome.objective - outcome.loss, math.exp(self._log_scale)
         quadratic = Comparison(slope - 2.0 * rise, 2.0 * (slope - rise), 0.0, 0.0, 0.0)
-        change = self._turning_point.change(quadratic, 0.0, scale, _BEYOND, scale, outcome.resolution)
+        change = self._turning_point.change(quadratic, 0.0, scale, _TARGET, scale, outcome.resolution)
         if change is not None:
             self._log_scale += change
             self.optimizer.scale_rates(change)
