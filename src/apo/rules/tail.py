@@ -23,7 +23,7 @@ Muon moves by :math:`-a\, O(M)`, which is as long for any M. So the tail has the
 gradient, and is as much longer than a step as the gradient is longer than M, of which it is a part.
 (Without the quotient it would hide how much of a gradient is noise: the learned rate was 0.56 then, with 7.6% of digits
 wrong. Multiplied by :math:`(M M^\top)^{-1/2}`, which turns M into O(M), a gradient that differs a little from the
-largest direction of M is magnified in all others, a hundredfold: the rate of a GPT fell to a thousandth of the best.)
+largest direction of M is magnified in all others, a hundredfold: the rate of a GPT fell to 1/400 of the best one.)
 :func:`register_tail` adds further optimizers.
 """
 
