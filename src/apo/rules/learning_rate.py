@@ -32,7 +32,7 @@ from torch.optim import Optimizer
 from apo.rules.base import MetaOptimizerFactory, Outcome, Proposal, Rule, Slope, Standing
 from apo.rules.linearity import check_linear_in_lr
 from apo.rules.momentum import momentum_of
-from apo.rules.over_relaxation import RISE, OverRelaxation, TurningPoint, momentum_in
+from apo.rules.over_relaxation import OverRelaxation, TurningPoint, momentum_in
 from apo.rules.param_groups import ScheduledGroup, base_rate, is_scheduled
 from apo.rules.progress import Progress
 from apo.rules.tail import RateProposal, has_tail, measuring_rate
@@ -47,9 +47,9 @@ PAPER_META_OPTIMIZER = functools.partial(torch.optim.RMSprop, lr=0.1)
 #: Over-relaxation where it is not measured, and the share of the other batch where it is.
 _CONSTANT, _SHARE = 1.4, 0.3
 #: The first steps are all meta-steps where B' has its say; without it a rate would climb on noise. So are the next ones
-#: while the rate climbs as fast as it may, because it has not arrived then; but not after a plateau, where it would run
-#: into what comes next. Later a rate rests.
-_EARLY, _STILL_EARLY = 50, 100
+#: while the rate is below its target by more than a factor of e; but not after a plateau, where it would run into what
+#: comes next. Later a rate rests.
+_EARLY, _STILL_EARLY, _FAR = 50, 100, 1.0
 _INTERVALS: tuple[tuple[float, int], ...] = ((_EARLY, 1), (500, 10), (2000, 20), (math.inf, 40))
 #: Where a rate continues that is too high for parameters which join, relative to the turning point. A tenth, as at the
 #: start, cost more than it saved: the others have found their place.
@@ -129,7 +129,6 @@ class LearningRate(Rule):
         self._often_until = 0  # a step; until then every step is a meta-step, if the tuner leaves that to the rule
         self._fade = 1.0  # the end of training, see `before_step`
         self._is_flat = False  # whether the last meta-gradient was exactly zero
-        self._climbs = False  # whether the last meta-step raised the rate as far as one may
         self._sentences: list[str] = []  # what the warm start found, for `after`
         self._fresh: set[Tensor] = set()  # parameters without optimizer state before the step that is measured
         self._tails: dict[Tensor, Tensor] = {}  # the tails of an optimizer that is not known, per unit of the rate
@@ -236,7 +235,6 @@ class LearningRate(Rule):
             if self._turning_point is not None and outcome.comparison is not None:
                 target, resolution = self.over_relaxation, outcome.resolution
                 change = self._turning_point.change(outcome.comparison, outcome.share, ahead, target, rate, resolution)
-        self._climbs = change == RISE
         if change is None:
             super().meta_update(gradients)
         else:
@@ -266,7 +264,8 @@ class LearningRate(Rule):
             self._turning_point = self._turning_point and TurningPoint()
         if self._often_until and (self._progress.has_begun > had_begun or self.standing is Standing.LOST):
             self._often_until = step + _EARLY  # the end of a plateau is a start
-        if self._often_until and self._climbs and step < _STILL_EARLY and not self._progress.on_plateau:
+        is_far = self._turning_point is not None and self._turning_point.lag > _FAR
+        if self._often_until and is_far and step < _STILL_EARLY and not self._progress.on_plateau:
             self._often_until = max(self._often_until, step + 1)
         sentences += self._progress.sentences(outcome.can_go_back)
         low, high = math.log(self.bounds[0]), math.log(self.bounds[1])

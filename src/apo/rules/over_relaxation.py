@@ -43,7 +43,7 @@ from typing import Any
 
 from apo.rules.base import Comparison, Outcome
 
-__all__ = ["RISE", "NoiseLimit", "OverRelaxation", "TurningPoint", "momentum_in"]
+__all__ = ["NoiseLimit", "OverRelaxation", "TurningPoint", "momentum_in"]
 
 #: sigma_0, and sigma before anything is known.
 _BASE, _FIRST = 2.0, 1.4
@@ -74,7 +74,7 @@ _TURNING_MEMORY = 0.9
 _GAIN = 0.3
 #: The largest rise and fall of the log of the rate in one meta-step. A rate that climbs slowly finds what large steps
 #: would run into; one that is far too high has to fall at once.
-RISE, _FALL = 0.1, 1.0
+_RISE, _FALL = 0.1, 1.0
 
 
 def momentum_in(group: Mapping[str, Any]) -> float:
@@ -248,6 +248,9 @@ class TurningPoint:
     A step towards :math:`\sigma \eta^*` needs no meta-rate, and forgets the large meta-gradients of the first steps
     soon; RMSprop remembers them for a hundred meta-steps, during which a rate hardly moves.
 
+    Attributes:
+        lag: The log of the target over the rate at the last look-ahead; 0 if it said nothing.
+
     Example:
         >>> turning_point = TurningPoint()
         >>> comparison = Comparison(1.0, 2.0, 1.0, 2.0, 0.0)
@@ -258,6 +261,7 @@ class TurningPoint:
     def __init__(self) -> None:
         self._promise = 0.0  # this average and the next lack their bias correction, which the quotient does not need
         self._price = 0.0
+        self.lag = 0.0
 
     def change(
         self,
@@ -278,20 +282,22 @@ class TurningPoint:
             target: By what factor the rate shall exceed the turning point.
             rate: The rate in force.
         """
+        self.lag = 0.0
         own, other = 1.0 - share, share
         promise = own * comparison.own_promise + other * comparison.other_promise
         price = own * comparison.own_price + other * comparison.other_price + comparison.proximal_price
         if not (math.isfinite(promise) and math.isfinite(price) and comparison.own_promise > 0):
             return None
         if max(abs(promise), abs(price)) < resolution:
-            return RISE if price < promise else -_FALL
+            return _RISE if price < promise else -_FALL
         self._promise = _TURNING_MEMORY * self._promise + (1.0 - _TURNING_MEMORY) * promise / ahead
         self._price = _TURNING_MEMORY * self._price + (1.0 - _TURNING_MEMORY) * price / ahead**2
         if self._price <= 0:
-            return RISE
+            return _RISE
         if self._promise <= 0:
             return -_FALL
-        return min(max(_GAIN * math.log(target * self._promise / self._price / rate), -_FALL), RISE)
+        self.lag = math.log(target * self._promise / self._price / rate)
+        return min(max(_GAIN * self.lag, -_FALL), _RISE)
 
     def state_dict(self) -> dict[str, float]:
         """Return plain numbers."""
