@@ -36,12 +36,28 @@ def test_the_share_waits_for_half_of_the_steps_and_then_rises_to_one(share):
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_the_first_half_is_that_of_a_run_whose_end_nobody_knows(door):
+def test_the_first_half_is_that_of_a_run_whose_end_nobody_knows(door, monkeypatch):
+    monkeypatch.setattr(apo.ProximalObjective, "pace", 1.0)  # as if it were not short
     known, unknown = run(door, 22).train(range(11)), run(door, None).train(range(11))
     assert_same_run(unknown, known)
     known.train(range(11, 20))
     unknown.train(range(11, 20))
     assert known.tuner.history[-1].lr != unknown.tuner.history[-1].lr
+
+
+def test_the_pace_of_a_run_grows_with_the_root_of_its_shortness():
+    def pace(total_steps):
+        return apo.ProximalObjective(0.0, 0.0, total_steps=total_steps).pace
+
+    assert [pace(steps) for steps in (None, 80_000, 500)] == [1.0, 1.0, 1.0]
+    assert [pace(steps) for steps in (125, 20, 2)] == pytest.approx([2.0, 5.0, 5.0])
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_in_a_short_run_the_rate_rises_sooner(door):
+    usual, short = (run(door, steps, interval="auto").train(range(10)) for steps in (500, 80))
+    learned = [tuned.tuner.rule.learned_rates()[0] for tuned in (usual, short)]
+    assert learned[1] > 1.5 * learned[0]
 
 
 def test_the_factor_of_a_learned_rate_falls_linearly_over_the_second_half():
@@ -71,7 +87,8 @@ def test_a_scheduler_takes_the_place_of_the_factor():
 
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("rule", ["sgdm", "adam", "kronecker"])
-def test_at_every_step_the_objective_is_that_of_the_share_at_this_step(door, rule):
+def test_at_every_step_the_objective_is_that_of_the_share_at_this_step(door, rule, monkeypatch):
+    monkeypatch.setattr(apo.ProximalObjective, "pace", 1.0)
     rising = run(door, 12, rule, interval=1).train(range(12))
     by_hand = run(door, None, rule, interval=1)
     compares = rising.tuner.rule.compares  # then the share does not rise

@@ -148,6 +148,20 @@ def test_the_rate_settles_at_sigma_times_the_turning_point():
     assert rate == pytest.approx(1.4 * 0.4, rel=1e-3)
 
 
+def test_in_a_short_run_the_rate_rises_faster_and_falls_as_ever():
+    """The turning point is at 0.4, so that sigma 1.4 asks for 0.56."""
+
+    def change(rate, pace):
+        comparison = Comparison(2 * rate, 5 * rate**2, 2 * rate, 5 * rate**2, 0.0)
+        return TurningPoint().change(comparison, 0.3, rate, 1.4, rate, pace=pace)
+
+    assert change(0.01, 1.0) == pytest.approx(0.1) and change(0.01, 2.5) == pytest.approx(0.25)
+    near = math.log(0.56 / 0.5)
+    assert change(0.5, 1.0) == pytest.approx(0.3 * near) and change(0.5, 2.5) == pytest.approx(0.75 * near)
+    assert change(0.5, 5.0) == pytest.approx(near)  # never beyond the target
+    assert change(2.0, 1.0) == change(2.0, 2.5) == pytest.approx(0.3 * math.log(0.56 / 2.0))
+
+
 def test_the_momentum_of_an_optimizer_is_read_from_its_groups():
     weights = [torch.zeros(2, requires_grad=True)]
     assert momentum_in(torch.optim.SGD(weights, lr=0.1).param_groups[0]) == 0

@@ -89,6 +89,28 @@ def test_noise_is_not_taken_for_the_end_of_a_plateau():
     assert not progress.has_begun
 
 
+def test_a_plateau_has_ended_where_batches_that_have_become_noisy_are_better_on_average():
+    """Small batches under BatchNorm: no single loss is far enough below the first one to be beyond doubt."""
+    torch.manual_seed(0)
+    noise = torch.randn(60).tolist()
+    losses = [2.3 + 0.01 * noise[k] for k in range(10)] + [1.8 + 0.2 * noise[k] for k in range(10, 60)]
+    assert min(losses) > 2.3 - 4 * 0.25
+    progress = Progress()
+    progress.hold(-5.0, -3.0)
+    verdicts = follow(progress, losses, [-4.0] * 60)
+    assert progress.has_begun and not where(verdicts, Standing.HELD_BACK)
+
+
+def test_in_a_short_run_the_rate_climbs_faster_on_a_plateau():
+    allowed = {}
+    for pace in (1.0, 2.0):
+        progress = Progress()
+        progress.hold(-5.0, -3.0)
+        allowed[pace] = [progress.observe(n, 2.0, 0.0, pace=pace) for n in range(10)]
+    assert allowed[1.0] == pytest.approx([-5.0 + 0.06 * n for n in range(10)])
+    assert allowed[2.0] == pytest.approx([-5.0 + 0.12 * n for n in range(10)])
+
+
 def test_a_loss_above_its_first_value_lowers_the_rate_to_a_tenth():
     progress = Progress()
     follow(progress, [2.0 * 0.9**k for k in range(10)], [0.0] * 10)

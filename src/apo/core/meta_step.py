@@ -184,7 +184,7 @@ class Engine:
         rounding = torch.finfo(autocast.dtype if autocast.enabled else torch.float32).eps / 4
         outcome = Outcome(
             step, math.inf if exploded else loss, objective, look_aheads.share, comparison, numbers.get("weights"),
-            abs(loss) * rounding, numbers.get("silent", 0.0), can_go_back,
+            abs(loss) * rounding, numbers.get("silent", 0.0), can_go_back, self.objective.pace,
         )  # fmt: skip
         updated = math.isfinite(meta_gradient_norm) and not exploded
         if updated and not newcomers:  # a step that makes sure that the rate in force does no harm

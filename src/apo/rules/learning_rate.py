@@ -234,7 +234,9 @@ class LearningRate(Rule):
             self._relaxation.observe(outcome)
             if self._turning_point is not None and outcome.comparison is not None:
                 target, resolution = self.over_relaxation, outcome.resolution
-                change = self._turning_point.change(outcome.comparison, outcome.share, ahead, target, rate, resolution)
+                change = self._turning_point.change(
+                    outcome.comparison, outcome.share, ahead, target, rate, resolution, outcome.pace
+                )
         if change is None:
             super().meta_update(gradients)
         else:
@@ -255,7 +257,7 @@ class LearningRate(Rule):
             )
         self._last_step = step = outcome.step
         highest, had_begun = max(float(parameter) for parameter in self._phi), self._progress.has_begun
-        allowed = self._progress.observe(step, outcome.loss, highest, outcome.silent)
+        allowed = self._progress.observe(step, outcome.loss, highest, outcome.silent, outcome.pace)
         self.standing = self._progress.standing
         if allowed < highest:
             self._shift(allowed - highest)

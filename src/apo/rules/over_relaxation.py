@@ -271,6 +271,7 @@ class TurningPoint:
         target: float,
         rate: float,
         resolution: float = 0.0,
+        pace: float = 1.0,
     ) -> float | None:
         """Return how the log of the rate should change, or None if this look-ahead says nothing.
 
@@ -281,23 +282,25 @@ class TurningPoint:
             ahead: The rate of the look-ahead.
             target: By what factor the rate shall exceed the turning point.
             rate: The rate in force.
+            pace: How many times faster than usual the rate may rise.
         """
-        self.lag = 0.0
+        self.lag, rise = 0.0, pace * _RISE
         own, other = 1.0 - share, share
         promise = own * comparison.own_promise + other * comparison.other_promise
         price = own * comparison.own_price + other * comparison.other_price + comparison.proximal_price
         if not (math.isfinite(promise) and math.isfinite(price) and comparison.own_promise > 0):
             return None
         if max(abs(promise), abs(price)) < resolution:
-            return _RISE if price < promise else -_FALL
+            return rise if price < promise else -_FALL
         self._promise = _TURNING_MEMORY * self._promise + (1.0 - _TURNING_MEMORY) * promise / ahead
         self._price = _TURNING_MEMORY * self._price + (1.0 - _TURNING_MEMORY) * price / ahead**2
         if self._price <= 0:
-            return _RISE
+            return rise
         if self._promise <= 0:
             return -_FALL
         self.lag = math.log(target * self._promise / self._price / rate)
-        return min(max(_GAIN * self.lag, -_FALL), _RISE)
+        gain = min(pace * _GAIN, 1.0) if self.lag > 0 else _GAIN
+        return min(max(gain * self.lag, -_FALL), rise)
 
     def state_dict(self) -> dict[str, float]:
         """Return plain numbers."""

@@ -150,7 +150,7 @@ class Progress:
         """Whether training began on a plateau, or it is too early to know."""
         return self._on_plateau
 
-    def observe(self, step: int, loss: float, log_rate: float, silent: float = 0.0) -> float:
+    def observe(self, step: int, loss: float, log_rate: float, silent: float = 0.0, pace: float = 1.0) -> float:
         """Take in the loss at a meta-step and the log of the rate after it; return what that log may be at most.
 
         Args:
@@ -158,6 +158,7 @@ class Progress:
             loss: The loss before it.
             log_rate: The log of the rate that is wanted.
             silent: The share of the parameters whose gradient is exactly zero.
+            pace: How many times faster than usual the rate may climb.
         """
         self.standing = Standing.AS_BEFORE
         # A hinge loss that is satisfied leaves no gradient either, at a loss that is better than ever.
@@ -186,8 +187,10 @@ class Progress:
         if self._count == _FIRST_LOOKS:
             self._on_plateau = not self._has_begun and noise <= near
         if self._on_plateau and not self._has_begun:
-            # Its end has to be beyond doubt, because it ends the caution, and to be seen at once.
-            is_better = self._count > 1 and loss < self._first - max(0.01 * abs(self._first), 4.0 * quiet)
+            # Its end has to be beyond doubt, because it ends the caution, and to be seen at once: in one loss or, where
+            # small batches have become noisy since, in the average.
+            at_once = self._count > 1 and loss < self._first - max(0.01 * abs(self._first), 4.0 * quiet)
+            is_better = at_once or (self._count > _FIRST_LOOKS and mean < self._first - 2.0 * max(near, noise))
         else:
             is_better = mean < self._best - max(0.01 * abs(self._best), 0.1 * noise)
         if is_better:
@@ -208,14 +211,14 @@ class Progress:
             elif self._has_begun and mean >= self._first:
                 self._since, self._last_step, self._ceiling = 0, step, log_rate - _FALL
                 self.standing = Standing.HELD_BACK
-        slowly = self._level + _CLIMB + _MORE_SLOWLY * waited if self._has_begun else self._slowly(step)
+        slowly = self._level + _CLIMB + pace * _MORE_SLOWLY * waited if self._has_begun else self._slowly(step, pace)
         return min(log_rate, self._ceiling, slowly)
 
-    def _slowly(self, step: int) -> float:
+    def _slowly(self, step: int, pace: float) -> float:
         """Return how far the log of the rate may have climbed before the first progress."""
         if not self._on_plateau:
             return self._limit
-        climbed = self._start + _SLOWLY * (step - self._last_step)
+        climbed = self._start + pace * _SLOWLY * (step - self._last_step)
         if climbed <= self._limit:
             return climbed
         return self._limit + (climbed - self._limit) * _MORE_SLOWLY / _SLOWLY
