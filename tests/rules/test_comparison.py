@@ -169,16 +169,40 @@ def test_the_momentum_of_an_optimizer_is_read_from_its_groups():
     assert momentum_in(torch.optim.AdamW(weights, betas=(0.8, 0.9)).param_groups[0]) == 0.8
 
 
-def test_without_momentum_or_with_a_number_nothing_is_compared():
+def test_every_optimizer_is_compared_unless_a_number_or_the_papers_look_ahead_is_asked_for():
     weights = [torch.zeros(2, requires_grad=True)]
     momentum = torch.optim.SGD(weights, lr=0.1, momentum=0.9)
-    assert apo.LearningRate(momentum).compares
+    plain = (torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adagrad)
+    for optimizer in (momentum, *(kind(weights, lr=0.1) for kind in plain)):
+        assert apo.LearningRate(optimizer).compares
     for rule in (
-        apo.LearningRate(torch.optim.SGD(weights, lr=0.1)),
+        apo.LearningRate(torch.optim.SGD(weights, lr=0.1), look_ahead="step"),
         apo.LearningRate(momentum, over_relaxation=3.0),
         apo.LearningRate.paper(momentum),
     ):
         assert not rule.compares and rule.other_batch_share == 0 and rule.auto_intervals == ((math.inf, 10),)
+
+
+@pytest.mark.parametrize(("adaptive", "expected"), [(False, 1.65), (True, 2.8)])
+@pytest.mark.parametrize("weights", [None, 3.0])
+def test_without_momentum_sigma_is_a_constant_that_depends_on_the_optimizer(adaptive, expected, weights):
+    """Whatever the batches share: heavy ball bears more because it averages, which these do not."""
+    for promise, price in ((0.1, 0.1), (1.0, 1.0)):
+        sigma = OverRelaxation(0.0, adaptive)
+        sigma.observe(seen(Comparison(1.0, 1.0, promise, price, 0.0), weights=weights))
+        assert sigma.value == pytest.approx(expected)
+
+
+def test_rmsprop_may_climb_beyond_what_its_first_step_allows():
+    """Its first step is ten times as long as later ones at the same rate, and its turning point as much lower."""
+    limits = {}
+    for alpha in (0.99, 0.0):
+        torch.manual_seed(0)
+        model = nn.Linear(5, 2).double()
+        rule = apo.LearningRate(torch.optim.RMSprop(model.parameters(), lr=0.1, alpha=alpha))
+        apo.APO(rule, model, F.mse_loss).step(*batch(1))
+        limits[alpha] = rule.state_dict()["progress"]["_limit"] - rule.state_dict()["progress"]["_start"]
+    assert limits[0.0] == pytest.approx(math.log(10)) and limits[0.99] == pytest.approx(math.log(100))
 
 
 def test_the_first_fifty_steps_are_meta_steps_if_the_interval_is_left_to_the_rule():

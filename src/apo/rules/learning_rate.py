@@ -36,7 +36,7 @@ from apo.rules.over_relaxation import OverRelaxation, TurningPoint, momentum_in
 from apo.rules.param_groups import ScheduledGroup, base_rate, is_scheduled
 from apo.rules.progress import Progress
 from apo.rules.tail import RateProposal, has_tail, measuring_rate
-from apo.rules.warm_start import NOTHING_TURNS, first_turning_point, rate_of_a_tiny_step
+from apo.rules.warm_start import NOTHING_TURNS, excess_of_first_step, first_turning_point, rate_of_a_tiny_step
 
 __all__ = ["LearningRate"]
 
@@ -112,11 +112,11 @@ class LearningRate(Rule):
         self._momentum = momentum_of(optimizer) if look_ahead == "tail" and not has_tail(optimizer) else None
         self.look_ahead = look_ahead if has_tail(optimizer) or self._momentum else "step"
         momentum = max((momentum_in(group) for group in optimizer.param_groups), default=0.0)
-        # Without momentum, or along a single step, B' has nothing to say that B has not.
-        self.compares = over_relaxation == "auto" and self.look_ahead == "tail" and momentum > 0
+        adaptive = any("eps" in group for group in optimizer.param_groups)  # it keeps a quotient of gradients finite
+        self.compares = over_relaxation == "auto" and look_ahead == "tail"
         if self.compares:
             self.other_batch_share, self.auto_intervals = _SHARE, _INTERVALS
-        self._relaxation = OverRelaxation(momentum) if self.compares else None
+        self._relaxation = OverRelaxation(momentum, adaptive) if self.compares else None
         self._constant = _CONSTANT if over_relaxation == "auto" else float(over_relaxation)
         self._turning_point = TurningPoint() if self.compares and meta_optimizer is None and not per_group else None
         self.max_change, self.bounds, self.warm_start = max_change, bounds, warm_start
@@ -215,7 +215,7 @@ class LearningRate(Rule):
             self._sentences.append(NOTHING_TURNS.format(10 * tiny))
         elif often:
             self._often_until = _EARLY
-            self._progress.hold(math.log(found), math.log(turn / 10))
+            self._progress.hold(math.log(found), math.log(turn / 10 * excess_of_first_step(self.optimizer)))
         with torch.no_grad():
             for index, parameter in enumerate(self._phi):
                 ratio = self.learned_rates()[index] / start if self.per_group else 1.0

@@ -19,11 +19,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer, RMSprop
 
 from apo.errors import MissingBatchError, ReplayError
 from apo.vectors import norm
 
-__all__ = ["NOTHING_TURNS", "first_turning_point", "rate_of_a_tiny_step"]
+__all__ = ["NOTHING_TURNS", "excess_of_first_step", "first_turning_point", "rate_of_a_tiny_step"]
 
 #: What the user is told if there is no turning point.
 NOTHING_TURNS = (
@@ -104,3 +105,18 @@ def first_turning_point(slope: Callable[[float], float], bottom: float, bounds: 
         middle = (small + large) // 2
         small, large = (small, middle) if too_large(middle) else (middle, large)
     return 10.0 ** (small / _POINTS_PER_DECADE)
+
+
+def excess_of_first_step(optimizer: Optimizer) -> float:
+    r"""Return how many times longer the first step of an optimizer is than later ones at the same rate.
+
+    RMSprop starts its average of squared gradients at zero and does not correct that, so it divides the first gradient
+    g by :math:`\sqrt{1 - \alpha}\, |g|`. Adam corrects it.
+
+    Example:
+        >>> round(excess_of_first_step(RMSprop([torch.zeros(2)], alpha=0.99)), 6)
+        10.0
+        >>> excess_of_first_step(torch.optim.Adam([torch.zeros(2)]))
+        1.0
+    """
+    return 1.0 / math.sqrt(1.0 - optimizer.param_groups[0]["alpha"]) if isinstance(optimizer, RMSprop) else 1.0
