@@ -123,11 +123,19 @@ def test_growing_weights_lower_sigma_and_shrinking_ones_do_not_raise_it():
     assert plain.value == pytest.approx(2.0)
 
 
-def test_in_long_runs_normalisation_bears_no_more_than_before():
-    comparison, sigma = Comparison(1.0, 0.8, 0.125, 0.0, 0.1), OverRelaxation(0.9)
-    for step, expected in ((9_999, 3.0), (19_999, 1.4 + 1.6 / 2), (159_999, 1.4 + 1.6 / 16)):
-        sigma.observe(seen(comparison, weights=1.0)._replace(step=step))
+def test_in_long_runs_with_normalisation_sigma_approaches_a_constant_from_above_alone():
+    bold, noisy = Comparison(1.0, 0.8, 0.125, 0.0, 0.1), Comparison(1.0, 0.8, 0.0, 0.8, 0.1)
+    sigma = OverRelaxation(0.9)
+    for step, expected in ((999, 3.0), (1_999, 1.4 + 1.6 / 2), (15_999, 1.4 + 1.6 / 16)):
+        sigma.observe(seen(bold, weights=1.0)._replace(step=step))
         assert sigma.value == pytest.approx(expected)
+    grown = OverRelaxation(0.9)
+    grown.observe(seen(noisy, weights=1.0))
+    grown.observe(seen(noisy, weights=9.0)._replace(step=15_999))
+    assert grown.value < 1.0
+    plain = OverRelaxation(0.9)
+    plain.observe(seen(bold)._replace(step=15_999))
+    assert plain.value == pytest.approx(2.0)
 
 
 def test_a_look_ahead_that_promises_nothing_says_nothing():
