@@ -17,12 +17,13 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
+from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -68,8 +69,9 @@ class _Hook:
         self._untraced = None if function is None else torch.compiler.disable(when_compiled or function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # Without a compiler the detour would cost as much as everything else that a hook does on an ordinary step.
-        function = self._untraced if torch.compiler.is_compiling() else self._function
+        # Without a compiler the detour would cost as much as everything else that a hook does on an ordinary step. Only
+        # Dynamo traces into a hook; to ask about every kind of compiler takes longer.
+        function = self._untraced if is_dynamo_compiling() else self._function
         return None if function is None else function(*args, **kwargs)
 
     @property
@@ -147,11 +149,11 @@ def refuse_compiled_step(*_: Any) -> None:
 
 def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
     """Call a method for as long as its object lives, except while a tuner runs the network."""
-    reference = weakref.WeakMethod(method)
+    owner, function = weakref.ref(method.__self__), method.__func__  # type: ignore[attr-defined]
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        alive = None if REPLAYING.now else reference()
-        return None if alive is None else alive(*args, **kwargs)
+        alive = None if REPLAYING.now else owner()
+        return None if alive is None else function(alive, *args, **kwargs)
 
     return call
 
@@ -287,10 +289,9 @@ def unscale_fused(optimizer: Optimizer) -> bool:
     return False
 
 
-@contextmanager
 def hooks_of_others_around(
     optimizer: Optimizer, own: RemovableHandle, has_stepped: Callable[[], bool]
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Run the hooks of others around the whole block instead of around the ``optimizer.step()`` in it.
 
     Args:
@@ -308,10 +309,16 @@ def hooks_of_others_around(
         before
         own
     """
+    if len(step_pre_hooks(optimizer)) == 1 and not step_post_hooks(optimizer):  # as usual, there are no others
+        return nullcontext()
+    return _hooks_of_others_around(optimizer, own, has_stepped)
+
+
+@contextmanager
+def _hooks_of_others_around(
+    optimizer: Optimizer, own: RemovableHandle, has_stepped: Callable[[], bool]
+) -> Iterator[None]:
     before, after = step_pre_hooks(optimizer), step_post_hooks(optimizer)
-    if len(before) == 1 and not after:  # as usual, there are no others
-        yield
-        return
     others_before, others_after = {key: hook for key, hook in before.items() if key != own.id}, dict(after)
     for hook in others_before.values():
         hook(optimizer, (), {})

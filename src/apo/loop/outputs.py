@@ -85,6 +85,8 @@ class Outputs:
 
     def forget(self) -> None:
         """Leave all tensors as they would be without apo."""
+        if not self:  # as at most steps
+            return
         self._at_rest = []
         entries, self._entries = self._entries, {}
         for entry in entries.values():

@@ -249,7 +249,8 @@ class Tuner:
         Args:
             find_recordings: Returns the forward passes whose gradients the step has used.
         """
-        self._measuring.close()
+        if self._theta is not None:
+            self._measuring.close()
         theta, self._theta = self._theta, None  # from here on the network may run again: nothing is to be undone
         record = None
         REPLAYING.now = True

@@ -38,6 +38,8 @@ class Newcomers:
         """Return whether parameters will move for the first time; those that can when this is first asked are known."""
         if not self._groups:
             self.have_moved()
+        if not self._frozen and self._groups == len(self._optimizer.param_groups):  # as usual; every step asks
+            return False
         return any(p.requires_grad for p in self._unmoved())
 
     def have_moved(self) -> None:
