@@ -13,7 +13,7 @@ from apo.distributed import leaves_gradients
 from apo.errors import ApoWarning, ReplayError
 from apo.loop.hooks import hooks_of_others_around, unscale_fused
 from apo.loop.tuner import Tuner
-from apo.passes.recording import Autocast, Recording, Slot, as_call, own_loss, own_prediction, tree_map
+from apo.passes.recording import Autocast, Recording, Slot, as_arguments, as_call, own_loss, own_prediction, tree_map
 from apo.rules.base import Rule
 
 __all__ = ["APO"]
@@ -137,9 +137,9 @@ class APO(Tuner):
         recording = self._new_recording(inputs, target) if self._wants_recording() else None
         if self._recordings and self._left_gradients and self._gradients_are_clear():
             self._forget()  # the passes of a step that was not taken
-        call = as_call(inputs)
+        args, kwargs = as_arguments(inputs)
         with torch.enable_grad():
-            output = self.model(*call.args, **call.kwargs)
+            output = self.model(*args, **kwargs)
             criterion = self.engine.criterion
             loss = own_loss(output) if criterion is None else criterion(output, target)
             _check_scalar(loss)

@@ -11,7 +11,7 @@ import functools
 import random
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -193,9 +193,8 @@ class PassState:
     attributes: PlainAttributes
 
     @classmethod
-    def capture(cls, model: nn.Module) -> PassState:
-        """Note what a pass that starts now starts from."""
-        modules = every_module([model])
+    def capture(cls, modules: Sequence[nn.Module]) -> PassState:
+        """Note what a pass of some modules, each once, starts from now."""
         devices = {p.device for module in modules for p in own_parameters(module).values() if p is not None}
         return cls(RandomState.capture(devices), PlainAttributes(modules))
 

@@ -29,7 +29,18 @@ from apo.passes.isolation import PassState, every_module
 from apo.passes.operations import EASY_WAY, Slot, as_plain, from_plain, leaves, odd_type, tree_map
 from apo.torch_internals import own_parameters, version_of
 
-__all__ = ["Autocast", "Call", "Recording", "Slot", "as_call", "odd_type", "own_loss", "own_prediction", "tree_map"]
+__all__ = [
+    "Autocast",
+    "Call",
+    "Recording",
+    "Slot",
+    "as_arguments",
+    "as_call",
+    "odd_type",
+    "own_loss",
+    "own_prediction",
+    "tree_map",
+]
 
 
 @dataclass(frozen=True)
@@ -79,7 +90,8 @@ class Call:
 
     def sealed(self, model: nn.Module) -> Call:
         """Note what a call of the network starts from now, and the version counters of all tensors."""
-        return Call(self.args, self.kwargs, PassState.capture(model), self._versions(), _is_functional(model))
+        modules = every_module([model])
+        return Call(self.args, self.kwargs, PassState.capture(modules), self._versions(), _is_functional(modules))
 
     def ended(self) -> Call:
         """Return a copy that leaves random streams alone that the call has not drawn from."""
@@ -307,13 +319,18 @@ class _OnceForEach:
         return self._done[id(tensor)][1]
 
 
-def as_call(inputs: Any) -> Call:
-    """Turn a batch's inputs into a call: a mapping into keywords, a tuple or list into positions, else one argument."""
+def as_arguments(inputs: Any) -> tuple[tuple, dict[str, Any]]:
+    """Turn a batch's inputs into arguments: a mapping into keywords, a tuple or list into positions, else just one."""
+    if isinstance(inputs, Tensor):  # known at once; asking whether something is a mapping takes longer
+        return (inputs,), {}
     if isinstance(inputs, Mapping):
-        return Call((), dict(inputs))
-    if isinstance(inputs, (tuple, list)):
-        return Call(tuple(inputs), {})
-    return Call((inputs,), {})
+        return (), dict(inputs)
+    return tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,), {}
+
+
+def as_call(inputs: Any) -> Call:
+    """Turn a batch's inputs into a call of the network."""
+    return Call(*as_arguments(inputs))
 
 
 def own_loss(output: Any) -> Tensor:
@@ -344,9 +361,9 @@ def own_prediction(output: Any) -> Any:
     return tuple(None if _is_number(item) else item for item in output)
 
 
-def _is_functional(model: nn.Module) -> bool:
-    """Return whether trainable tensors stand in the place of a network's parameters, as inside ``functional_call``."""
-    own = (p for module in every_module([model]) for p in own_parameters(module).values() if p is not None)
+def _is_functional(modules: Sequence[nn.Module]) -> bool:
+    """Return whether trainable tensors stand in the place of modules' parameters, as inside ``functional_call``."""
+    own = (p for module in modules for p in own_parameters(module).values() if p is not None)
     return any(p.requires_grad and not isinstance(p, nn.Parameter) for p in own)
 
 
