@@ -40,7 +40,8 @@ def assign_(target: Vector, source: Vector) -> None:
 def copies(vector: Vector) -> list[Tensor]:
     """Return a copy of the vector."""
     result = [torch.empty_like(tensor, requires_grad=False) for tensor in vector]
-    assign_(result, vector)
+    if result:
+        foreach_copy_(_local_parts(result), _local_parts(vector))
     return result
 
 
@@ -77,7 +78,7 @@ def dot(left: Vector, right: Vector) -> Tensor:
             order = sorted(range(one.ndim), key=one.stride, reverse=True)
             one, other = one.permute(order), other.permute(order)
         if one.ndim != 1:
-            one, other = one.reshape(-1), other.reshape(-1)
+            one, other = one.ravel(), other.ravel()
         ones.append(one)
         others.append(other)
     sharded = _any_sharded(left)
@@ -95,19 +96,18 @@ def norm(vector: Vector) -> Tensor:
     if _any_sharded(vector):
         return dot(vector, vector).sqrt()
     parts = [part.float() if part.dtype in _HALF else part for part in vector]
-    return torch.linalg.vector_norm(torch.stack(list(foreach_norm(parts))))
+    norms = foreach_norm(parts)
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
 
-@torch.no_grad()
 def zero_share(vector: Vector) -> Tensor:
     """Return the share of the parts that are exactly zero; of a sharded part, that of this process is looked at."""
     parts = _local_parts(vector)
     # Squares of tiny numbers vanish, so the sum of magnitudes decides. On the CPU it takes five times as long as the
     # Euclidean norm, which is enough if there is no zero at all.
-    norms = torch.stack(foreach_norm(parts, 2 if parts[0].is_cpu else 1))
-    if norms.is_cpu and not norms.all():
-        norms = torch.stack(foreach_norm(parts, 1))
-    return (norms == 0).float().mean()
+    if parts[0].is_cpu and all(foreach_norm(parts)):
+        return torch.zeros(())
+    return (torch.stack(foreach_norm(parts, 1)) == 0).float().mean()
 
 
 def _any_sharded(vector: Vector) -> bool:
