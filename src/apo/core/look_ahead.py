@@ -166,7 +166,7 @@ class LookAheads:
         loss = self._own_loss_at_theta()
         if self.share and self.other is not None:
             loss = (1.0 - self.share) * loss + self.share * self._other_at_theta()[1]
-        return loss + weight_decay_value(self.origin, self.decay)
+        return loss + weight_decay_value(self.origin, self.decay) if any(self.decay) else loss
 
     def _own_loss_at_theta(self) -> Tensor:
         return _sum([_weighted(r.loss, r.weight) for r in self.batches if r.loss is not None])
@@ -180,16 +180,19 @@ class LookAheads:
         :math:`c = 2 (d - (J' - J))`. FSD and WSD are quadratic in the look-ahead: slope and price are twice the value.
         """
         *own, other = losses
+        price = fsd_price = 2.0 * self.objective.fsd_weight * _times(fsd, self.unit)
+        if self.objective.wsd_weight:
+            price = price + 2.0 * self.objective.wsd_weight * _times(wsd, self.unit)
         own_slope = own_slope / (1.0 - self.share)
-        other_slope = (other_slope - 2.0 * self.objective.fsd_weight * _times(fsd, self.unit)) / self.share
+        other_slope = (other_slope - fsd_price) / self.share
         own_change = _sum(own) / (1.0 - self.share) - self._own_loss_at_theta()
         other_change = other / self.share - self._other_at_theta()[1]
         return Comparison(
-            own_slope - 2.0 * own_change,  # type: ignore[arg-type]
+            torch.sub(own_slope, own_change, alpha=2.0),  # type: ignore[arg-type]
             2.0 * (own_slope - own_change),  # type: ignore[arg-type]
-            other_slope - 2.0 * other_change,  # type: ignore[arg-type]
+            torch.sub(other_slope, other_change, alpha=2.0),  # type: ignore[arg-type]
             2.0 * (other_slope - other_change),  # type: ignore[arg-type]
-            _times(2.0 * (self.objective.fsd_weight * fsd + self.objective.wsd_weight * wsd), self.unit),  # type: ignore[arg-type]
+            price,  # type: ignore[arg-type]
         )
 
     def _restore_modes(self) -> None:

@@ -63,7 +63,8 @@ class CategoricalKL(TensorDiscrepancy):
     def between_tensors(self, new: Tensor, old: Tensor, mask: Tensor | None) -> Tensor:
         """Evaluate the mean KL divergence for logits whose class dimension is ``dim``."""
         class_dim = self._class_dimension(new)
-        new, old = new.movedim(class_dim, -1), old.movedim(class_dim, -1)
+        if class_dim not in (-1, new.ndim - 1):
+            new, old = new.movedim(class_dim, -1), old.movedim(class_dim, -1)
         new, old = keep_masked_in(mask, new.shape[:-1], new, old)
         log_q, log_p = torch.log_softmax(new, dim=-1), torch.log_softmax(old, dim=-1)
         # weigh() turns the NaN of classes with logit -inf at both weights into 0.
