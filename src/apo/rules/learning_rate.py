@@ -66,8 +66,8 @@ class LearningRate(Rule):
         optimizer: Any torch optimizer whose step is linear in ``lr``. Its rates are where the search begins; with
             the warm start they hardly matter.
         per_group: Learn one rate for each param group instead of one for all.
-        look_ahead: ``"tail"`` or ``"step"`` (the paper's), after which the batches are not compared. Without momentum both
-            look the same way.
+        look_ahead: ``"tail"`` or ``"step"`` (the paper's, for which the batches are not compared). Without momentum
+            both look the same way.
         over_relaxation: :math:`\sigma`; ``"auto"`` measures how much there may be, see
             :mod:`apo.rules.over_relaxation`.
         meta_optimizer: Builds the meta-optimizer from a list of tensors; RMSprop with bias correction at 0.1.
