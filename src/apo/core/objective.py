@@ -138,10 +138,11 @@ class ProximalObjective:
 
     @property
     def pace(self) -> float:
-        r"""How many times faster than usual a rate may rise: :math:`\sqrt{500/T}` in a run of fewer than 500 steps.
+        r"""How many times faster than usual a rate may rise at first: :math:`\sqrt{500/T}` in a run of T < 500 steps.
 
-        The root is a compromise. In proportion to 1/T the warm-up always takes the same part of a run, but look-aheads
-        are as noisy as ever: on 25 small tasks of 100 to 200 steps the worst case was 15% short instead of 7%.
+        The root is a compromise. In proportion to 1/T the warm-up would always take the same part of a run, but
+        look-aheads are as noisy as ever: on 25 small tasks of 100 to 200 steps the worst case was 15% short instead of
+        7%.
         """
         return 1.0 if self.total_steps is None else min(max(math.sqrt(_SHORT / self.total_steps), 1.0), _FASTEST)
 

@@ -170,7 +170,8 @@ class APO(Tuner):
         Example:
             >>> import apo, torch
             >>> model = torch.nn.Linear(2, 1)
-            >>> tuner = apo.APO(torch.optim.SGD(model.parameters(), lr=0.1), model, torch.nn.functional.mse_loss)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> tuner = apo.APO(optimizer, model, torch.nn.functional.mse_loss, interval=10)
             >>> x, y = torch.ones(4, 2), torch.zeros(4, 1)
             >>> loss = tuner.step(x, y)  # the first step is a meta-step
             >>> tuner.optimizer.zero_grad()

@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
-from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -69,9 +68,8 @@ class _Hook:
         self._untraced = None if function is None else torch.compiler.disable(when_compiled or function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # Without a compiler the detour would cost as much as everything else that a hook does on an ordinary step. Only
-        # Dynamo traces into a hook; to ask about every kind of compiler takes longer.
-        function = self._untraced if is_dynamo_compiling() else self._function
+        # Without a compiler the detour would cost as much as everything else that a hook does on an ordinary step.
+        function = self._untraced if torch.compiler.is_dynamo_compiling() else self._function
         return None if function is None else function(*args, **kwargs)
 
     @property
