@@ -234,8 +234,8 @@ class LearningRate(Rule):
             ahead = rate / self.over_relaxation  # with the sigma of this look-ahead
             self._relaxation.observe(outcome)
             if self._turning_point is not None and outcome.comparison is not None:
-                # Only a start is in a hurry: where a network has fitted its data, the curvature vanishes and a fast rate
-                # would run away.
+                # Only a start is in a hurry: where a network has fitted its data, the curvature vanishes, and a rate
+                # that rises so fast would run away.
                 is_start = outcome.step - (self._often_until - _EARLY) < _EARLY / outcome.pace
                 pace = outcome.pace if is_start else 1.0
                 target, resolution = self.over_relaxation, outcome.resolution
