@@ -201,6 +201,15 @@ def test_without_momentum_sigma_is_a_constant_that_depends_on_the_optimizer(adap
         assert sigma.value == pytest.approx(expected)
 
 
+def test_the_over_relaxation_of_an_optimizer_follows_from_its_groups():
+    weights, alone = [torch.zeros(2, requires_grad=True)], Comparison(1.0, 1.0, 0.0, 0.0, 0.0)  # nothing is shared
+    kinds = (torch.optim.SGD(weights, lr=0.1), torch.optim.RMSprop(weights), torch.optim.AdamW(weights))
+    for optimizer, expected in zip(kinds, (1.65, 2.8, 2.0), strict=True):
+        sigma = OverRelaxation.of(optimizer.param_groups)
+        sigma.observe(seen(alone))
+        assert sigma.value == pytest.approx(expected)
+
+
 def test_rmsprop_may_climb_beyond_what_its_first_step_allows():
     """Its first step is ten times as long as later ones at the same rate, and its turning point as much lower."""
     limits = {}

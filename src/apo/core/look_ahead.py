@@ -39,15 +39,11 @@ _LEAST_SHARE = 0.04
 
 @dataclass(frozen=True)
 class LookAhead:
-    """The terms of Q at a look-ahead, its gradient h there, and what each batch says (tensors, not yet read).
-
-    The slope is <h, displacement>, if comparing the batches has taken it.
-    """
+    """The terms of Q at a look-ahead, its gradient h there, and what each batch says (tensors, not yet read)."""
 
     terms: Terms
     gradient: list[Tensor]
     comparison: Comparison | None = None
-    slope: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -121,23 +117,21 @@ class LookAheads:
                     if compares and self.other is not None and index == len(self.batches) - 1:
                         own_slope = dot([_gradient(p, self.scale) for p in self.parameters], displacement)
                 gradient = [_gradient(p, self.scale) for p in self.parameters]
-            comparison = slope = None
+            comparison = None
             if own_slope is not None:
                 slope, fsd = dot(gradient, displacement), _sum(discrepancies, own_slope)
                 comparison = self._compare(losses, fsd, wsd, own_slope, slope - own_slope)
             if any(self.decay):
-                slope = None  # of another gradient
                 losses.append(weight_decay_value(self.parameters, self.decay))
                 add_weight_decay_gradient_(gradient, self.parameters, self.decay)
         finally:
             assign_(self.parameters, self.origin)
             self._drop_assembled_weights()
         if self.objective.wsd_weight:
-            slope = None
             in_unit = scaled(displacement, self.unit) if isinstance(self.unit, Tensor) else displacement
             number = 1.0 if isinstance(self.unit, Tensor) else self.unit
             advance_(gradient, in_unit, number * self.objective.wsd_weight)
-        return LookAhead(Terms(_sum(losses, wsd), _sum(discrepancies, wsd), wsd), gradient, comparison, slope)
+        return LookAhead(Terms(_sum(losses, wsd), _sum(discrepancies, wsd), wsd), gradient, comparison)
 
     def sampled_gradient(self, seed: int) -> list[Tensor]:
         """Return the gradient at theta of the loss on the first pass of B, at targets drawn from the outputs.

@@ -140,8 +140,7 @@ class Engine:
         elif newcomers:
             rule.first_look(proposal, slope, newcomers=True)
         ahead = look_aheads.look(proposal.displacement())
-        known = ahead.slope if proposal.is_scaled else None
-        gradients = proposal.pull_back(ahead.gradient) if known is None else [known]
+        gradients = proposal.pull_back(ahead.gradient)
         sampled = None
         if proposal.wants_sampled_gradients:
             # A seed for each step and process, so that resuming needs no state of a random stream.

@@ -106,8 +106,6 @@ class Proposal(ABC):
         parameters: The first argument.
         coupled_decay: The second.
         wants_sampled_gradients: Whether :meth:`observe_sampled` is to be called.
-        is_scaled: Whether the only phi is the log of a factor of the displacement. Its gradient is <h, displacement>
-            then, and :meth:`pull_back` is left out if the meta-step knows that already.
 
     Example:
         >>> import apo, torch
@@ -122,7 +120,6 @@ class Proposal(ABC):
     """
 
     wants_sampled_gradients: bool = False
-    is_scaled: bool = False
 
     def __init__(self, parameters: Sequence[Tensor], coupled_decay: Sequence[float] | None = None) -> None:
         self.parameters = list(parameters)

@@ -32,7 +32,7 @@ from torch.optim import Optimizer
 from apo.rules.base import MetaOptimizerFactory, Outcome, Proposal, Rule, Slope, Standing
 from apo.rules.linearity import check_linear_in_lr
 from apo.rules.momentum import momentum_of
-from apo.rules.over_relaxation import OverRelaxation, TurningPoint, momentum_in
+from apo.rules.over_relaxation import OverRelaxation, TurningPoint
 from apo.rules.param_groups import ScheduledGroup, base_rate, is_scheduled
 from apo.rules.progress import Progress
 from apo.rules.tail import RateProposal, has_tail, measuring_rate
@@ -66,8 +66,7 @@ class LearningRate(Rule):
         optimizer: Any torch optimizer whose step is linear in ``lr``. Its rates are where the search begins; with
             the warm start they hardly matter.
         per_group: Learn one rate for each param group instead of one for all.
-        look_ahead: ``"tail"`` or ``"step"`` (the paper's, for which the batches are not compared). Without momentum
-            both look the same way.
+        look_ahead: ``"tail"``, or ``"step"`` (the paper's), along which the batches are not compared.
         over_relaxation: :math:`\sigma`; ``"auto"`` measures how much there may be, see
             :mod:`apo.rules.over_relaxation`.
         meta_optimizer: Builds the meta-optimizer from a list of tensors; RMSprop with bias correction at 0.1.
@@ -112,12 +111,10 @@ class LearningRate(Rule):
         self.per_group = per_group
         self._momentum = momentum_of(optimizer) if look_ahead == "tail" and not has_tail(optimizer) else None
         self.look_ahead = look_ahead if has_tail(optimizer) or self._momentum else "step"
-        momentum = max((momentum_in(group) for group in optimizer.param_groups), default=0.0)
-        adaptive = any("eps" in group for group in optimizer.param_groups)  # it keeps a quotient of gradients finite
         self.compares = over_relaxation == "auto" and look_ahead == "tail"
         if self.compares:
             self.other_batch_share, self.auto_intervals = _SHARE, _INTERVALS
-        self._relaxation = OverRelaxation(momentum, adaptive) if self.compares else None
+        self._relaxation = OverRelaxation.of(optimizer.param_groups) if self.compares else None
         self._constant = _CONSTANT if over_relaxation == "auto" else float(over_relaxation)
         self._turning_point = TurningPoint() if self.compares and meta_optimizer is None and not per_group else None
         self.max_change, self.bounds, self.warm_start = max_change, bounds, warm_start
@@ -234,13 +231,11 @@ class LearningRate(Rule):
             ahead = rate / self.over_relaxation  # with the sigma of this look-ahead
             self._relaxation.observe(outcome)
             if self._turning_point is not None and outcome.comparison is not None:
-                # Only a start is in a hurry: where a network has fitted its data, the curvature vanishes, and a rate
-                # that rises so fast would run away.
-                is_start = outcome.step - (self._often_until - _EARLY) < _EARLY / outcome.pace
-                pace = outcome.pace if is_start else 1.0
-                target, resolution = self.over_relaxation, outcome.resolution
+                # Only a start hurries: where a network has fitted its data, curvature vanishes and rates run away.
+                since_start = outcome.step - (self._often_until - _EARLY)
+                pace = outcome.pace if since_start < _EARLY / outcome.pace else 1.0
                 change = self._turning_point.change(
-                    outcome.comparison, outcome.share, ahead, target, rate, resolution, pace
+                    outcome.comparison, outcome.share, ahead, self.over_relaxation, rate, outcome.resolution, pace
                 )
         if change is None:
             super().meta_update(gradients)

@@ -47,7 +47,7 @@ The constants were chosen on small tasks, see docs/how-to-choose.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from apo.rules.base import Comparison, Outcome
@@ -124,6 +124,12 @@ class OverRelaxation:
         self._first_norm = 0.0  # of the weights
         self._noise = NoiseLimit()
         self.value = _FIRST
+
+    @classmethod
+    def of(cls, groups: Sequence[Mapping[str, Any]]) -> OverRelaxation:
+        """Return that of an optimizer with these param groups."""
+        momentum = max((momentum_in(group) for group in groups), default=0.0)
+        return cls(momentum, adaptive=any("eps" in group for group in groups))  # eps keeps a quotient finite
 
     def observe(self, outcome: Outcome) -> None:
         """Take in what the batches say about a look-ahead; a promise below the resolution of the loss says nothing."""

@@ -114,7 +114,6 @@ class RateProposal(Proposal):
             self._groups.append(members)
         parameters = [p for members in self._groups for p in members.parameters]
         super().__init__(parameters, [members.decay for members in self._groups for _ in members.parameters])
-        self.is_scaled = not rule.per_group
 
     def displacement(self, factor: float = 1.0) -> list[Tensor]:
         """Return eta / sigma times the look-ahead direction, with eta scaled by ``factor``.
