@@ -27,6 +27,8 @@ __all__ = [
     "foreach_norm",
     "foreach_sqrt",
     "foreach_sub",
+    "forward_hooks",
+    "forward_pre_hooks",
     "functorch_transform",
     "is_scripted",
     "is_wrapped_by_scheduler",
@@ -63,6 +65,10 @@ version_of: Callable[[Tensor], int] = operator.attrgetter("_version")
 own_modules: Callable[[nn.Module], dict[str, nn.Module | None]] = operator.attrgetter("_modules")
 own_parameters: Callable[[nn.Module], dict[str, nn.Parameter | None]] = operator.attrgetter("_parameters")
 own_buffers: Callable[[nn.Module], dict[str, Tensor | None]] = operator.attrgetter("_buffers")
+
+# The hooks around a module's forward pass, by handle. There is no public way to ask whether there are any.
+forward_hooks: Callable[[nn.Module], dict[int, Callable]] = operator.attrgetter("_forward_hooks")
+forward_pre_hooks: Callable[[nn.Module], dict[int, Callable]] = operator.attrgetter("_forward_pre_hooks")
 
 # The hooks around an optimizer's step, by handle, in the order in which they run. Only the dictionaries have an order
 # that can be changed.

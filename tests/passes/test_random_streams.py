@@ -7,7 +7,7 @@ import pytest
 from tests.lifecycle.harness import Run, plain_network, saved_and_loaded
 from torch import nn
 
-from apo.passes.isolation import RandomState
+from apo.passes.isolation import PassState, RandomState, every_module
 
 
 def numpy_uniform():
@@ -79,3 +79,40 @@ def test_numpy_is_not_imported_for_it(monkeypatch):
     state.restore()
     assert state.numpy is None
     assert "numpy.random" not in sys.modules
+
+
+def forward_of_its_own(network, draw):
+    forward = network.forward
+    network.forward = lambda inputs: forward(inputs) * (1 + draw())
+
+
+def hook_inside(network, draw):
+    network[0].register_forward_hook(lambda module, inputs, output: output * (1 + draw()))
+
+
+def hook_before(network, draw):
+    network[-1].register_forward_pre_hook(lambda module, inputs: (inputs[0] * (1 + draw()),))
+
+
+def module_inside(network, draw):
+    network.append(Noisy(draw))
+    network[-1].body = nn.Identity()
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("make_noisy", [forward_of_its_own, hook_inside, hook_before, module_inside])
+def test_streams_of_the_host_come_back_wherever_a_network_of_torch_draws_from_them(door, make_noisy):
+    run = Run(door, interval=100)
+    make_noisy(run.model, random.random)
+    before = random.getstate()
+    run.train(range(3))
+    after = random.random()
+    random.setstate(before)
+    assert [random.random() for _ in range(4)][-1] == after  # one draw for each training pass
+
+
+def test_streams_of_the_host_are_not_read_for_modules_of_torch_alone():
+    network = nn.Sequential(nn.Linear(2, 2), nn.utils.parametrizations.spectral_norm(nn.Linear(2, 2)), nn.Dropout())
+    assert not PassState.capture(every_module([network])).random.has_host
+    network[0].register_forward_hook(lambda module, inputs, output: None)
+    assert PassState.capture(every_module([network])).random.has_host

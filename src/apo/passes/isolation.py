@@ -20,7 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from apo.errors import ReplayError
-from apo.torch_internals import own_buffers, own_modules, own_parameters, version_of
+from apo.torch_internals import (
+    forward_hooks,
+    forward_pre_hooks,
+    own_buffers,
+    own_modules,
+    own_parameters,
+    version_of,
+)
 from apo.vectors import assign_, copies
 
 __all__ = ["PassState", "PlainAttributes", "RandomState", "Surface", "every_module"]
@@ -196,7 +203,7 @@ class PassState:
     def capture(cls, modules: Sequence[nn.Module]) -> PassState:
         """Note what a pass of some modules, each once, starts from now."""
         devices = {p.device for module in modules for p in own_parameters(module).values() if p is not None}
-        return cls(RandomState.capture(devices), PlainAttributes(modules))
+        return cls(RandomState.capture(devices, any(map(_may_draw_from_host, modules))), PlainAttributes(modules))
 
     def restore(self) -> None:
         """Let the next pass start from here."""
@@ -267,6 +274,14 @@ class Surface:
 def _may_keep_state(kind: type[nn.Module]) -> bool:
     modules = (base for base in kind.__mro__ if issubclass(base, nn.Module))
     return not all(base.__module__.split(".")[0] == "torch" for base in modules)
+
+
+def _may_draw_from_host(module: nn.Module) -> bool:
+    """Return whether running a module may draw from Python's or NumPy's stream: torch's own modules do not."""
+    if _may_keep_state(type(module)) or "forward" in vars(module):
+        return True
+    hooks = (*forward_hooks(module).values(), *forward_pre_hooks(module).values())
+    return not all(type(hook).__module__.startswith(("torch.", "apo.")) for hook in hooks)
 
 
 def _is_expanded(tensor: Tensor) -> bool:
