@@ -22,7 +22,8 @@ and a preconditioner or a learned rate falls as far as the noise of the gradient
 far enough, so a rule that learns a rate multiplies it by a factor that falls linearly from 1 to 0 over the same steps
 (:meth:`ProximalObjective.fade`); a scheduler of the user's takes its place. In a long run both together are too much:
 over 200 epochs of ResNet-32 the rate fell to a fiftieth beside the factor. So the share stays as it is for a rule that
-compares the batches (:attr:`apo.rules.base.Rule.compares`). The paper has nothing of the kind.
+compares the batches (:attr:`apo.rules.base.Rule.compares`), and the rate rests (:mod:`apo.rules.cadence`). The paper
+has nothing of the kind.
 
 **The unit of the loss.** A loop may back-propagate a small multiple of its criterion. Both weights are meant for the
 criterion itself, so they shrink with it: a loss times 0.001 then learns the same steps as the loss.

@@ -57,7 +57,8 @@ class Tuner:
         total_steps: How many steps the optimizer will take, if known: over the second half of them the learned rate
             then falls towards the end, see :mod:`apo.core.objective`.
         interval: Steps between meta-steps, K in Algorithm 1. ``"auto"`` leaves them to the rule: 10, or for a
-            learning rate 1 for 50 steps (the warm-up is learned), 10 up to step 500, 20 up to 2,000, then 40.
+            learning rate 1 for 50 steps (the warm-up is learned), 10 up to step 500, 20 up to 1,500, 40 up to 5,000,
+            then 100.
         fsd_weight: Weight of the function-space term; None for the rule's default.
         wsd_weight: Weight of the weight-space term; None for the rule's default.
         other_batch_share: Share of the loss term that is taken on B' instead of B, see :class:`apo.ProximalObjective`;

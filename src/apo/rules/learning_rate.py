@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from apo.rules.base import MetaOptimizerFactory, Outcome, Proposal, Rule, Slope, Standing
+from apo.rules.cadence import INTERVALS, Cadence
 from apo.rules.linearity import check_linear_in_lr
 from apo.rules.momentum import momentum_of
 from apo.rules.over_relaxation import OverRelaxation, TurningPoint
@@ -46,11 +47,6 @@ META_OPTIMIZER = functools.partial(torch.optim.Adam, lr=0.1, betas=(0.0, 0.99))
 PAPER_META_OPTIMIZER = functools.partial(torch.optim.RMSprop, lr=0.1)
 #: Over-relaxation where it is not measured, and the share of the other batch where it is.
 _CONSTANT, _SHARE = 1.4, 0.3
-#: The first steps are all meta-steps where B' has its say; without it a rate would climb on noise. So are the next ones
-#: while the rate is below its target by more than a factor of e; but not after a plateau, where it would run into what
-#: comes next. Later a rate rests.
-_EARLY, _STILL_EARLY, _FAR = 50, 100, 1.0
-_INTERVALS: tuple[tuple[float, int], ...] = ((_EARLY, 1), (500, 10), (2000, 20), (math.inf, 40))
 #: Where a rate continues that is too high for parameters which join, relative to the turning point. A tenth, as at the
 #: start, cost more than it saved: the others have found their place.
 _NEWCOMERS = 0.3
@@ -113,7 +109,7 @@ class LearningRate(Rule):
         self.look_ahead = look_ahead if has_tail(optimizer) or self._momentum else "step"
         self.compares = over_relaxation == "auto" and look_ahead == "tail"
         if self.compares:
-            self.other_batch_share, self.auto_intervals = _SHARE, _INTERVALS
+            self.other_batch_share, self.auto_intervals = _SHARE, INTERVALS
         self._relaxation = OverRelaxation.of(optimizer.param_groups) if self.compares else None
         self._constant = _CONSTANT if over_relaxation == "auto" else float(over_relaxation)
         self._turning_point = TurningPoint() if self.compares and meta_optimizer is None and not per_group else None
@@ -123,8 +119,7 @@ class LearningRate(Rule):
         self._ratios: list[float] = []  # rate of each group relative to its phi
         self._first_rate = 1.0  # what the user gave the first group
         self._progress = Progress()
-        self._last_step = 0
-        self._often_until = 0  # a step; until then every step is a meta-step, if the tuner leaves that to the rule
+        self._cadence = Cadence()
         self._fade = 1.0  # the end of training, see `before_step`
         self._is_flat = False  # whether the last meta-gradient was exactly zero
         self._sentences: list[str] = []  # what the warm start found, for `after`
@@ -152,12 +147,18 @@ class LearningRate(Rule):
     @property
     def interval(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         """1 while every step is a meta-step."""
-        return 1 if self._last_step < self._often_until else None
+        return 1 if self._cadence.is_start else None
 
     @property
     def over_relaxation(self) -> float:
         r"""The :math:`\sigma` in force."""
         return self._constant if self._relaxation is None else self._relaxation.value
+
+    @property
+    def _fade_ahead(self) -> float:
+        """The factor of the end of training in a look-ahead: 1 unless the rate rests."""
+        rests = self._turning_point is not None and self._progress.has_begun and self._cadence.rests(self._fade)
+        return self._fade if rests else 1.0
 
     def phi(self) -> list[Tensor]:
         """Return log eta: 0-dimensional float64 tensors on the CPU."""
@@ -166,6 +167,10 @@ class LearningRate(Rule):
     def learned_rates(self) -> list[float]:
         """Return the learned rate of each param group, before the factor of a scheduler."""
         return [math.exp(float(self._phi[i if self.per_group else 0])) * ratio for i, ratio in enumerate(self._ratios)]
+
+    def rates_ahead(self) -> list[float]:
+        """Return the rate of each param group at which the look-ahead is made."""
+        return [rate * self._fade_ahead / self.over_relaxation for rate in self.learned_rates()]
 
     def before_step(self, fade: float = 1.0) -> None:
         """Take in new param groups, what schedulers wrote and, if there are none, the end of training."""
@@ -212,7 +217,7 @@ class LearningRate(Rule):
         if turn is None:
             self._sentences.append(NOTHING_TURNS.format(10 * tiny))
         elif often:
-            self._often_until = _EARLY
+            self._cadence.start()
             self._progress.hold(math.log(found), math.log(turn / 10 * excess_of_first_step(self.optimizer)))
         with torch.no_grad():
             for index, parameter in enumerate(self._phi):
@@ -227,13 +232,10 @@ class LearningRate(Rule):
         self._is_flat = all(float(gradient) == 0.0 for gradient in gradients)
         change = None  # of log eta, if the batches say where the look-ahead turns
         if outcome is not None and self._relaxation is not None:
-            rate = self.learned_rates()[0]
-            ahead = rate / self.over_relaxation  # with the sigma of this look-ahead
+            rate, ahead = self.learned_rates()[0] * self._fade_ahead, self.rates_ahead()[0]  # with its sigma
             self._relaxation.observe(outcome)
             if self._turning_point is not None and outcome.comparison is not None:
-                # Only a start hurries: where a network has fitted its data, curvature vanishes and rates run away.
-                since_start = outcome.step - (self._often_until - _EARLY)
-                pace = outcome.pace if since_start < _EARLY / outcome.pace else 1.0
+                pace = self._cadence.pace(outcome.step, outcome.pace)
                 change = self._turning_point.change(
                     outcome.comparison, outcome.share, ahead, self.over_relaxation, rate, outcome.resolution, pace
                 )
@@ -243,8 +245,9 @@ class LearningRate(Rule):
             self._phi[0].add_(change)
         low, high = math.log(self.bounds[0]), math.log(self.bounds[1])
         limit = self.max_change if change is None and self.max_change is not None else math.inf
+        rise = limit if self._fade_ahead == 1.0 else 0.0
         for parameter, old in zip(self._phi, before, strict=True):
-            parameter.fill_(min(max(old + min(max(float(parameter) - old, -limit), limit), low), high))
+            parameter.fill_(min(max(old + min(max(float(parameter) - old, -limit), rise), low), high))
         self._show()
 
     def after(self, outcome: Outcome) -> list[str]:
@@ -255,20 +258,17 @@ class LearningRate(Rule):
                 "the meta-gradient is exactly zero, so there is nothing to learn from: the gradients are all zero, or "
                 "the loss does not depend on the weights (dead ReLUs, saturated outputs, frozen or detached layers)"
             )
-        self._last_step = step = outcome.step
         highest, had_begun = max(float(parameter) for parameter in self._phi), self._progress.has_begun
-        allowed = self._progress.observe(step, outcome.loss, highest, outcome.silent, outcome.pace)
+        lag = self._turning_point.lag + math.log(self._fade_ahead) if self._turning_point else 0.0
+        allowed = self._progress.observe(outcome.step, outcome.loss, highest, outcome.silent, outcome.pace)
         self.standing = self._progress.standing
         if allowed < highest:
             self._shift(allowed - highest)
         if self.standing is Standing.LOST:  # what they know is of a network that is no more
             self.meta_optimizer.state.clear()
             self._turning_point = self._turning_point and TurningPoint()
-        if self._often_until and (self._progress.has_begun > had_begun or self.standing is Standing.LOST):
-            self._often_until = step + _EARLY  # the end of a plateau is a start
-        is_far = self._turning_point is not None and self._turning_point.lag > _FAR
-        if self._often_until and is_far and step < _STILL_EARLY and not self._progress.on_plateau:
-            self._often_until = max(self._often_until, step + 1)
+        starts_again = self._progress.has_begun > had_begun or self.standing is Standing.LOST
+        self._cadence.observe(outcome.step, lag, starts_again, hurries=not self._progress.on_plateau)
         sentences += self._progress.sentences(outcome.can_go_back)
         low, high = math.log(self.bounds[0]), math.log(self.bounds[1])
         return sentences + [
@@ -295,7 +295,7 @@ class LearningRate(Rule):
             "factors": [group.factor for group in self._groups],
             "by_hand": [group.by_hand for group in self._groups],
             "progress": self._progress.state_dict(),
-            "often": [self._last_step, self._often_until],
+            "cadence": self._cadence.state_dict(),
             "fade": self._fade,
             "relaxation": None if self._relaxation is None else self._relaxation.state_dict(),
             "turning_point": None if self._turning_point is None else self._turning_point.state_dict(),
@@ -311,11 +311,11 @@ class LearningRate(Rule):
             super().load_state_dict(state)
             self._ratios = list(state["ratios"])
             self._fade = float(state.get("fade", 1.0))  # files of 0.1 have neither this nor the next four
-            for name, part in (("relaxation", self._relaxation), ("turning_point", self._turning_point)):
+            parts = {"relaxation": self._relaxation, "turning_point": self._turning_point, "cadence": self._cadence}
+            for name, part in parts.items():
                 if part is not None and state.get(name):
                     part.load_state_dict(state[name])
             self._progress.load_state_dict(state.get("progress", {}))
-            self._last_step, self._often_until = state.get("often", (0, 0))
             self._groups = []
             self._adopt_groups(state["factors"], state.get("by_hand", ()))  # files of 0.1 do not have the last
             return

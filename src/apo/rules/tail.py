@@ -116,11 +116,11 @@ class RateProposal(Proposal):
         super().__init__(parameters, [members.decay for members in self._groups for _ in members.parameters])
 
     def displacement(self, factor: float = 1.0) -> list[Tensor]:
-        """Return eta / sigma times the look-ahead direction, with eta scaled by ``factor``.
+        """Return the look-ahead, or ``factor`` times it.
 
         Only the displacement is kept: the tail it is made of would be one vector more while the network runs.
         """
-        rates = [factor * rate / self._rule.over_relaxation for rate in self._rule.learned_rates()]
+        rates = [factor * rate for rate in self._rule.rates_ahead()]
         if self._last is None or self._last[0] != rates:
             self._last = None
             found: list[Tensor] = []
