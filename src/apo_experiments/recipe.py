@@ -124,11 +124,19 @@ class Recipe:
 
     def chosen(self, labels: Iterable[str] | None) -> list[Entry]:
         """Return the entries of these labels, in any case, or patterns such as ``SGDm-cosine-*``; None for all."""
-        by_name, found = {entry.label.lower(): entry for entry in self.entries}, dict[str, Entry]()
-        for label in by_name if labels is None else labels:
-            matching = [label.lower()] if label.lower() in by_name else fnmatch.filter(by_name, label.lower())
+        if labels is None:
+            return list(self.entries)
+        found = dict[str, Entry]()
+        for label in labels:
+            matching = self.matching(label)
             if not matching:
                 known = ", ".join(entry.label for entry in self.entries)
                 raise UserError(f"{self.name} has no method {label!r}: choose one of {known}.")
-            found |= {name: by_name[name] for name in matching}
+            found |= {entry.label: entry for entry in matching}
         return list(found.values())
+
+    def matching(self, label: str) -> list[Entry]:
+        """Return the entry of this label, in any case, or those that fit the pattern."""
+        by_name = {entry.label.lower(): entry for entry in self.entries}
+        name = label.lower()
+        return [by_name[found] for found in ([name] if name in by_name else fnmatch.filter(by_name, name))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,18 +25,41 @@ class Planned:
     chosen_by: dict[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
 
 
-def planned(recipe: Recipe, arguments: argparse.Namespace) -> Planned:
+def shared_out(recipes: Sequence[Recipe], labels: Sequence[str] | None) -> list[tuple[Recipe, Sequence[str] | None]]:
+    """Return each recipe with those of the labels that it has; a label that no recipe has stays, for the message.
+
+    A family such as ``no-tuning`` has methods that fit only some of its tasks.
+
+    Args:
+        recipes: The recipes.
+        labels: Labels or patterns; None for all methods.
+    """
+    if labels is None:
+        return [(recipe, None) for recipe in recipes]
+    known = {label for label in labels if any(recipe.matching(label) for recipe in recipes)}
+    shares = [
+        (recipe, [label for label in labels if label not in known or recipe.matching(label)]) for recipe in recipes
+    ]
+    for recipe, found in shares:
+        for label in dict.fromkeys(labels):
+            if label not in found:
+                options.say(f"{recipe.name} runs without {label}, which it does not have.")
+    return [(recipe, found) for recipe, found in shares if found]
+
+
+def planned(recipe: Recipe, arguments: argparse.Namespace, labels: Sequence[str] | None) -> Planned:
     """Plan the runs of a recipe.
 
     Args:
         recipe: The recipe.
         arguments: Of ``apo run``.
+        labels: Labels of methods or patterns; None for all methods.
     """
     from apo_experiments.recipes import plan
 
     overrides = options.overrides(arguments)
-    runs = plan(recipe, arguments.scale, labels=arguments.method, seeds=arguments.seeds, overrides=overrides)
-    runs = _without_missing_packages(recipe, runs, named=arguments.method or ())
+    runs = plan(recipe, arguments.scale, labels=labels, seeds=arguments.seeds, overrides=overrides)
+    runs = _without_missing_packages(recipe, runs, named=labels or ())
     found = _with_best(recipe, runs, overrides, arguments) if arguments.best or arguments.best_of else Planned(runs)
     place = options.device(arguments.device)
     return replace(

@@ -61,13 +61,13 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.storage and not (arguments.best or arguments.best_of):
         raise UserError("--storage names the database of the sweeps that --best chooses from: add --best.")
     deadline = options.begin(arguments)
-    from apo_experiments.commands.planned import planned
+    from apo_experiments.commands.planned import planned, shared_out
     from apo_experiments.execution import Assignment
     from apo_experiments.results import summarise
 
     recipes, root = options.recipes(arguments.recipes), options.runs_folder(arguments)
     # Plan everything before the first run, so that a mistyped key shows up at once.
-    plans = [planned(recipe, arguments) for recipe in recipes]
+    plans = [planned(recipe, arguments, labels) for recipe, labels in shared_out(recipes, arguments.method)]
     configs = [config for plan in plans for config in plan.configs]
     chosen_by = {key: origin for plan in plans for key, origin in plan.chosen_by.items()}
     summary = _carry_out(configs, Assignment(root, arguments.data_dir, deadline, chosen_by), recipes, arguments)

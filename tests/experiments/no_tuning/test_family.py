@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from apo_experiments.commands import options
-from apo_experiments.commands.planned import planned
+from apo_experiments.commands.planned import planned, shared_out
+from apo_experiments.errors import UserError
 from apo_experiments.methods import METHODS
 from apo_experiments.methods.packages import PACKAGES
 from apo_experiments.recipe import Setting
@@ -67,7 +68,7 @@ def test_every_method_of_a_package_says_which():
 def test_a_method_whose_package_is_missing_is_left_out_with_a_sentence(method, monkeypatch, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     arguments = types.SimpleNamespace(**ARGUMENTS, method=method, best=False, best_of=None)
-    labels = {config.label for config in planned(RECIPES["no-tuning-protein"], arguments).configs}
+    labels = {config.label for config in planned(RECIPES["no-tuning-protein"], arguments, method).configs}
     assert "SGDm-APO" in labels and not labels & {"Prodigy", "DoG", "Mechanic", "AdamG", "Schedule-Free-SGD"}
     assert "no-tuning-protein runs without DoG: pip install dog-optimizer for them." in capsys.readouterr().err
 
@@ -75,4 +76,20 @@ def test_a_method_whose_package_is_missing_is_left_out_with_a_sentence(method, m
 def test_a_method_that_was_asked_for_is_not_left_out(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     arguments = types.SimpleNamespace(**ARGUMENTS, method=["DoG"], best=False, best_of=None)
-    assert [config.label for config in planned(RECIPES["no-tuning-protein"], arguments).configs] == ["DoG"]
+    assert [config.label for config in planned(RECIPES["no-tuning-protein"], arguments, ["DoG"]).configs] == ["DoG"]
+
+
+def test_a_method_runs_on_the_tasks_that_have_it(capsys):
+    lenet, protein = RECIPES["no-tuning-cifar10-lenet"], RECIPES["no-tuning-protein"]
+    shares = shared_out([lenet, protein], ["Muon-APO", "SGDm-APO"])
+    assert shares == [(lenet, ["SGDm-APO"]), (protein, ["Muon-APO", "SGDm-APO"])]
+    assert "no-tuning-cifar10-lenet runs without Muon-APO, which it does not have." in capsys.readouterr().err
+    assert shared_out([lenet, protein], ["Muon-*"]) == [(protein, ["Muon-*"])]
+    assert shared_out([protein], None) == [(protein, None)]
+
+
+def test_a_method_that_no_task_has_is_left_for_the_message():
+    recipes = [RECIPES["no-tuning-cifar10-lenet"], RECIPES["no-tuning-protein"]]
+    (recipe, labels), _ = shared_out(recipes, ["SGDm-APO", "lion"])
+    with pytest.raises(UserError, match="has no method 'lion': choose one of SGDm"):
+        plan(recipe, "smoke", labels)
