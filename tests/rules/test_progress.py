@@ -11,12 +11,18 @@ from apo.rules.base import Standing
 from apo.rules.progress import Progress
 
 
-def follow(progress, losses, log_rates, silent=0.0):
-    """Observe losses ten steps apart, from wherever the progress stands; return allowed rates and standings."""
+def follow(progress, losses, log_rates, silent=0.0, setback=None):
+    """Observe losses ten steps apart, from wherever the progress stands; return allowed rates and standings.
+
+    ``setback`` is by how much each loss is above that of the last good weights on the same batch.
+    """
+    compare = None if setback is None else lambda: setback
     first = follow.counts.setdefault(id(progress), 0)
     follow.counts[id(progress)] += len(losses)
     pairs = enumerate(zip(losses, log_rates, strict=True), start=first)
-    return [(progress.observe(10 * n, loss, rate, silent), progress.standing) for n, (loss, rate) in pairs]
+    return [
+        (progress.observe(10 * n, loss, rate, silent, 1.0, compare), progress.standing) for n, (loss, rate) in pairs
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -188,3 +194,39 @@ def test_gradients_that_vanish_because_all_is_learned_are_no_loss():
     progress = Progress()
     follow(progress, [2.0 * 0.8**k for k in range(20)], [0.0] * 20)
     assert not where(follow(progress, [0.0] * 60, [0.0] * 60, silent=1.0), Standing.LOST)
+
+
+@pytest.mark.parametrize("loss", [2.31, 2.5, 20.0], ids=["at its first value", "above it", "a leap"])
+@pytest.mark.parametrize(
+    ("setback", "is_lost"), [(2.0, True), (0.0, False)], ids=["earlier weights are better", "they are no better"]
+)
+def test_a_loss_that_rises_because_the_data_have_changed_neither_goes_back_nor_lowers_the_rate(loss, setback, is_lost):
+    setback *= loss / 2.5
+    progress = Progress()
+    follow(progress, [2.3 * 0.8**k for k in range(20)], [0.0] * 20, setback=0.0)
+    verdicts = follow(progress, [loss] * 60, [0.0] * 60, setback=setback)
+    punished = where(verdicts, Standing.LOST) + where(verdicts, Standing.HELD_BACK)
+    assert bool(punished) == is_lost
+    if not is_lost:
+        assert {rate for rate, _ in verdicts} == {0.0}
+        follow(progress, [loss * 0.9**k for k in range(20)], [0.0] * 20)
+        assert progress.standing is Standing.BETTER  # the new loss is what has to fall
+
+
+def test_a_loss_that_another_network_raises_lowers_the_rate():
+    progress = Progress()
+    follow(progress, [2.3 * 0.8**k for k in range(20)], [0.0] * 20)
+    verdicts = follow(progress, [2.5] * 60, [0.0] * 60, setback=-10.0)
+    assert where(verdicts, Standing.HELD_BACK) and not where(verdicts, Standing.LOST)
+
+
+@pytest.mark.parametrize("noise", [0.001, 0.5], ids=["a large constant", "a first batch that was easy"])
+def test_a_network_that_is_better_than_at_first_on_the_same_batch_has_begun_to_learn(noise):
+    torch.manual_seed(0)
+    first, losses = (2.3, [2.3] * 60) if noise < 0.01 else (0.1, (2.0 + noise * torch.randn(60)).tolist())
+    progress = Progress()
+    progress.hold(-5.0, -3.8)
+    follow(progress, [first], [-5.0], setback=0.0)
+    verdicts = follow(progress, losses, CLIMB, setback=-1.0)
+    assert progress.has_begun and not where(verdicts, Standing.LOST)
+    assert not progress.sentences()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import apo
-from apo.rules.progress import _STEPS, ReturnPoint
+from apo.rules.return_point import _STEPS, ReturnPoint
 
 
 def network():
@@ -114,7 +116,7 @@ def test_the_last_copy_is_kept_and_none_after_two_thousand_steps():
 
 
 def test_a_network_that_dies_late_does_not_go_back_to_its_beginnings(monkeypatch):
-    monkeypatch.setattr("apo.rules.progress._STEPS", 50)
+    monkeypatch.setattr("apo.rules.return_point._STEPS", 50)
     model, tuner = build(OPTIMIZERS["sgdm"])
     for batch in batches(60):
         tuner.step(*batch)
@@ -203,3 +205,29 @@ def test_an_infinite_step_goes_back_at_a_huge_loss_and_is_an_error_at_an_ordinar
         with pytest.raises(apo.NonFiniteError, match="would make the weights infinite"):
             tuner.step(*last)
         assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+
+
+def test_the_setback_is_the_loss_of_now_above_that_at_the_kept_weights_on_the_same_batch(monkeypatch):
+    """Oracle: both losses by hand, at float64. Nothing else changes by asking."""
+    model = network().double()
+    first, asked = copy.deepcopy(model), []
+    tuner = apo.APO(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, F.cross_entropy)
+    after = tuner.rule.after
+
+    def ask(outcome):
+        if outcome.step == 5:
+            now = copy.deepcopy(model)
+            asked.append((outcome.setback(), now))
+            assert all(torch.equal(value, now.state_dict()[name]) for name, value in model.state_dict().items())
+        return after(outcome)
+
+    monkeypatch.setattr(tuner.rule, "after", ask)
+    for step, (x, y) in enumerate(batches(6)):
+        x = x.double()
+        tuner.step(x, y)
+        if step == 0:  # its weights are kept, and no later ones
+            monkeypatch.setattr(tuner.engine._return_point, "keep", lambda step, loss: None)
+    ((setback, now),) = asked
+    with torch.no_grad():
+        expected = F.cross_entropy(now.train()(x), y) - F.cross_entropy(first.train()(x), y)
+    assert setback == pytest.approx(float(expected), abs=1e-12) and setback != 0.0

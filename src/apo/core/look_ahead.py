@@ -29,6 +29,7 @@ from apo.errors import MissingBatchError
 from apo.passes.isolation import Surface
 from apo.passes.recording import Recording, tree_map
 from apo.rules.base import Comparison
+from apo.rules.return_point import ReturnPoint
 from apo.vectors import advance_, assign_, dot, norm, scaled, wide
 
 __all__ = ["LookAhead", "LookAheads"]
@@ -160,6 +161,16 @@ class LookAheads:
             gradient = [_gradient(p, self.scale) for p in self.parameters]
         self._drop_assembled_weights()
         return gradient
+
+    def setback(self, point: ReturnPoint) -> float:
+        """Return by how much the loss on B is higher at theta than at the weights of a return point."""
+        with self.surface.undisturbed(), point.in_force():
+            self._restore_modes()
+            self._drop_assembled_weights()
+            losses = [(self._without_graph(batch)[1], batch.weight) for batch in self.batches]
+        self._drop_assembled_weights()
+        earlier = _sum([_weighted(loss, weight) for loss, weight in losses if loss is not None])
+        return self.processes.agree(self._own_loss_at_theta() - earlier)  # type: ignore[operator]
 
     def loss_at_theta(self) -> Tensor:
         """Return Q at theta itself, where nothing has moved: what a look-ahead has to lower."""

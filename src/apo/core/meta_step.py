@@ -12,6 +12,7 @@ rule, and lets the rule take its step. :meth:`Engine.meta_step` has these stages
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +34,7 @@ from apo.passes.isolation import Surface
 from apo.passes.recording import Recording
 from apo.rules.base import Comparison, Outcome, Proposal, Rule, Standing
 from apo.rules.newcomers import Newcomers
-from apo.rules.progress import ReturnPoint
+from apo.rules.return_point import ReturnPoint
 from apo.vectors import assign_, dot, norm, zero_share
 
 __all__ = ["Engine"]
@@ -185,6 +186,7 @@ class Engine:
         outcome = Outcome(
             step, math.inf if exploded else loss, objective, look_aheads.share, comparison, numbers.get("weights"),
             abs(loss) * rounding, numbers.get("silent", 0.0), can_go_back, self.objective.pace,
+            functools.partial(look_aheads.setback, self._return_point) if can_go_back else None,
         )  # fmt: skip
         updated = math.isfinite(meta_gradient_norm) and not exploded
         if updated and not newcomers:  # a step that makes sure that the rate in force does no harm

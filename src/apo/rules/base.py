@@ -76,6 +76,8 @@ class Outcome(NamedTuple):
         silent: The share of the parameters whose gradient is exactly zero.
         can_go_back: Whether earlier weights are kept.
         pace: How many times faster than usual a rate may rise, because training is short.
+        setback: Returns by how much the loss on B is above that at the earlier weights, which takes a pass; None
+            if none are kept.
     """
 
     step: int
@@ -88,6 +90,7 @@ class Outcome(NamedTuple):
     silent: float = 0.0
     can_go_back: bool = True
     pace: float = 1.0
+    setback: Callable[[], float] | None = None
 
 
 def moving_parameters(optimizer: Optimizer) -> list[Tensor]:

@@ -13,8 +13,14 @@ falls to a tenth.
 
 A network is *lost* if most of its parameters have no gradient any more, if its loss stays *at* its first value, if it
 leaps to several times that value, or if it is not finite: all ReLUs off, outputs at chance, or NaN. Lowering the rate
-does not bring it back, so the weights go back, too, if earlier ones are kept (:class:`ReturnPoint`). The user is told
-in any case.
+does not bring it back, so the weights go back, too, if earlier ones are kept (:mod:`apo.rules.return_point`). The user
+is told in any case.
+
+**The data may have changed instead.** A loss also rises when other labels, other tasks or larger targets come, and it
+stays near its first value if most of it cannot be reduced, or if a constant is in it. So earlier weights are asked
+first: on the batch of now, do they restore at least half of what was lost? If not, the loss of now is the new first
+value. In the same way a network has begun to learn if it is better than its first weights *on the same batch*, even if
+the batches have become harder.
 
 **The start.** Until the loss has fallen for the first time the rate has a limit. Deep networks without normalisation
 begin on a plateau: the outputs hardly depend on the inputs, so the loss hardly differs from batch to batch, the
@@ -25,15 +31,11 @@ climbs to its limit by 6% a step, and beyond by 1%: the plateau then ends at abo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from collections.abc import Callable
 
 from apo.rules.base import Standing
-from apo.vectors import assign_, copies, norm
 
-__all__ = ["Progress", "ReturnPoint"]
+__all__ = ["Progress"]
 
 #: What the user is told.
 CLIMBED = (
@@ -51,9 +53,9 @@ LOST = (
     "smaller rate"
 )
 LOST_FOR_GOOD = (
-    "the network is lost: its loss is no better than before the first step. No earlier weights are kept so late in "
-    "training, or for an optimizer that had a state before its first step, so only the rate was lowered: go back to a "
-    "checkpoint"
+    "the network is lost, or its data have changed: its loss is no better than before the first step. No earlier "
+    "weights are kept so late in training, or for an optimizer that had a state before its first step, so only the "
+    "rate was lowered: go back to a checkpoint"
 )
 
 WAITING = (
@@ -83,17 +85,16 @@ _FALL = math.log(10.0)
 _SLOWLY, _MORE_SLOWLY = 0.06, 0.01
 #: How many observations it takes to see whether a network starts on a plateau.
 _FIRST_LOOKS = 10
+#: The part of a loss's rise that earlier weights have to take back for the network to be lost.
+_RESTORED = 0.5
+#: How many times its noise a loss has to be lower than at the first weights, on the same batch, for a beginning: after
+#: a plateau it has to be beyond doubt.
+_LOWER, _LOWER_AFTER_PLATEAU = 0.5, 2.0
 #: How many more of the parameters than at first have no gradient in a dead network, and for how many observations.
 _SILENT = 0.5
 _SILENT_TIMES = 3
 #: How often weights may go back: a network that is lost again and again has another fault.
 _RETURNS = 3
-
-#: After so many steps no copy of the weights is kept: it costs memory, and a network that has learned so long is rarely
-#: lost.
-_STEPS = 2000
-#: A loss that has grown by this factor says that the weights have exploded, not that a gradient is faulty.
-_FAR = 100.0
 
 
 class Progress:
@@ -150,7 +151,15 @@ class Progress:
         """Whether training began on a plateau, or it is too early to know."""
         return self._on_plateau
 
-    def observe(self, step: int, loss: float, log_rate: float, silent: float = 0.0, pace: float = 1.0) -> float:
+    def observe(
+        self,
+        step: int,
+        loss: float,
+        log_rate: float,
+        silent: float = 0.0,
+        pace: float = 1.0,
+        setback: Callable[[], float] | None = None,
+    ) -> float:
         """Take in the loss at a meta-step and the log of the rate after it; return what that log may be at most.
 
         Args:
@@ -159,6 +168,8 @@ class Progress:
             log_rate: The log of the rate that is wanted.
             silent: The share of the parameters whose gradient is exactly zero.
             pace: How many times faster than usual the rate may climb.
+            setback: Returns by how much the loss is above that of the last good weights on the same batch; None if
+                none are kept.
         """
         self.standing = Standing.AS_BEFORE
         # A hinge loss that is satisfied leaves no gradient either, at a loss that is better than ever.
@@ -170,8 +181,12 @@ class Progress:
         last = self._mean / (1.0 - _MEMORY**self._count) if self._count else loss
         quiet = math.sqrt(self._variance / (1.0 - _MEMORY**self._count)) if self._count else 0.0
         if self._explodes(loss) and self._count >= _FIRST_LOOKS and loss > last + _LEAP * quiet:
-            self._highest = loss
-            self._lose(step, log_rate)
+            if self._are_to_blame(setback, loss - self._best, quiet):
+                self._highest = loss
+                self._lose(step, log_rate)
+            else:
+                self._count, self._mean, self._variance = 0, 0.0, 0.0
+                self._begin_again(step, loss, log_rate)
             return min(log_rate, self._ceiling)
         self._count += 1
         correction = 1.0 - _MEMORY**self._count
@@ -179,7 +194,8 @@ class Progress:
         self._variance = _MEMORY * self._variance + (1.0 - _MEMORY) * (loss - last) ** 2
         mean, noise = self._mean / correction, math.sqrt(self._variance / correction)
         self._since += 1
-        self._highest = max(self._highest, loss)
+        if loss > self._highest and (not self._explodes(loss) or self._are_to_blame(setback, loss - self._best, noise)):
+            self._highest = loss
         if self._first == math.inf:  # before any step: what a network that learns will fall below
             self._first, self._best, self._level, self._silent_at_first = loss, loss, log_rate, silent
             self.standing = Standing.BETTER  # there is nothing better to go back to
@@ -200,17 +216,8 @@ class Progress:
             return log_rate
         waited = step - self._last_step
         self.is_waiting = not self._has_begun and waited >= _PATIENT_STEPS and noise <= near
-        if self._since > _PATIENCE and waited >= (_PATIENT_STEPS if self._has_begun else _PLATEAU_STEPS):
-            has_climbed = self._ceiling > self._level and log_rate > self._level + _CLIMB
-            # Outputs that hardly depend on the inputs have a loss without noise; a network that was trained before
-            # may as well stay at its first loss, but with noise.
-            if abs(mean - self._first) <= near and (self._has_begun or noise <= near):
-                self._lose(step, log_rate)
-            elif has_climbed:
-                self._ceiling, self.standing = self._level, Standing.HELD_BACK
-            elif self._has_begun and mean >= self._first:
-                self._since, self._last_step, self._ceiling = 0, step, log_rate - _FALL
-                self.standing = Standing.HELD_BACK
+        if self._since > _PATIENCE and waited >= _PATIENT_STEPS:
+            self._after_long(step, log_rate, mean, noise, setback)
         slowly = self._level + _CLIMB + pace * _MORE_SLOWLY * waited if self._has_begun else self._slowly(step, pace)
         return min(log_rate, self._ceiling, slowly)
 
@@ -222,6 +229,49 @@ class Progress:
         if climbed <= self._limit:
             return climbed
         return self._limit + (climbed - self._limit) * _MORE_SLOWLY / _SLOWLY
+
+    def _after_long(
+        self, step: int, log_rate: float, mean: float, noise: float, setback: Callable[[], float] | None
+    ) -> None:
+        """Find out why the loss has not fallen for long: the weights, the data or the other player of a game."""
+        near = _CHANCE * abs(self._first)
+        is_high, at_first = mean >= self._first, abs(mean - self._first) <= near
+        if not self._has_begun:
+            lower = _LOWER_AFTER_PLATEAU if self._on_plateau else _LOWER
+            if setback is not None and setback() < -lower * noise:
+                self._has_begun, self.is_waiting = True, False
+                self._begin_again(step, mean, log_rate)
+                return
+            if step - self._last_step < _PLATEAU_STEPS:
+                return
+            # Outputs that hardly depend on the inputs have a loss without noise; a network that was trained before may
+            # as well stay at its first loss, but with noise.
+            is_high, at_first = False, at_first and noise <= near
+        elif setback is not None and (at_first or is_high):
+            behind, rise = setback(), mean - self._best
+            # Weights that are far better than earlier ones, at a loss above the first: somebody else moves the loss.
+            is_driven = is_high and behind < -max(rise, noise)
+            if not is_driven and behind <= max(_RESTORED * rise, 2.0 * noise):
+                self._begin_again(step, mean, log_rate)
+                return
+            at_first = at_first and not is_driven
+        if at_first:
+            self._lose(step, log_rate)
+        elif self._ceiling > self._level and log_rate > self._level + _CLIMB:
+            self._ceiling, self.standing = self._level, Standing.HELD_BACK
+        elif is_high:
+            self._since, self._last_step, self._ceiling = 0, step, log_rate - _FALL
+            self.standing = Standing.HELD_BACK
+
+    def _are_to_blame(self, setback: Callable[[], float] | None, rise: float, noise: float) -> bool:
+        """Return whether the loss has risen because of the weights; nothing speaks against it if none are kept."""
+        return setback is None or not setback() <= max(_RESTORED * rise, 2.0 * noise)
+
+    def _begin_again(self, step: int, loss: float, log_rate: float) -> None:
+        """Take the loss of now as the first one, and the weights of now as good ones."""
+        self._first = self._best = self._highest = loss
+        self._since, self._last_step, self._level, self._ceiling = 0, step, log_rate, math.inf
+        self.standing = Standing.BETTER
 
     def _lose(self, step: int, log_rate: float) -> None:
         """Continue from the last good weights at a quarter of their rate, or climb from a quarter of the start."""
@@ -267,79 +317,3 @@ class Progress:
         """Continue from what :meth:`state_dict` returned."""
         vars(self).update(state)
         self.standing = Standing(self.standing)
-
-
-class ReturnPoint:
-    """The weights at which the loss last fell: one copy of parameters and buffers, in the first steps of training.
-
-    The optimizer's state goes back to what it was before the first step, that is, to nothing. An optimizer that had one
-    before its first step, because it builds it early or was loaded, keeps no return point.
-
-    Args:
-        model: The network.
-        optimizer: Its optimizer.
-
-    Attributes:
-        kept: The copies; empty if there is nothing to go back to.
-
-    Example:
-        >>> import torch
-        >>> model = nn.Linear(2, 1)
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> point = ReturnPoint(model, optimizer)
-        >>> point.keep(0, loss=2.3)
-        >>> with torch.no_grad():
-        ...     _ = model.weight.fill_(float("nan"))
-        >>> point.go_back(), bool(model.weight.isfinite().all())
-        (True, True)
-    """
-
-    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
-        self._model = model
-        self._optimizer = optimizer
-        self._can_empty_state = not optimizer.state
-        self._tensors: list[Tensor] = []  # those of the network and the optimizer that were there
-        self.kept: list[Tensor] = []
-        self._owned = 0  # how many of them are the optimizer's parameters
-        self._loss = 0.0  # at the weights that are kept
-
-    def keep(self, step: int, loss: float) -> None:
-        """Take the weights in force as good ones, if it is early enough in training."""
-        if not self._can_empty_state or step >= _STEPS:
-            return
-        self._loss = loss
-        owned = [p for group in self._optimizer.param_groups for p in group["params"]]
-        self._owned, self._tensors = len(owned), [*owned, *self._model.buffers()]
-        if len(self._tensors) == len(self.kept):
-            assign_(self.kept, self._tensors)
-        else:  # at first, and when a group was added
-            self.kept = copies(self._tensors)
-
-    def expire(self, step: int) -> None:
-        """Drop the copy when its time is over: a network that is lost later must not go back as far as that."""
-        if step >= _STEPS:
-            self._tensors, self.kept = [], []
-
-    def is_far_below(self, loss: float) -> bool:
-        """Whether a loss is so high that the weights must have exploded since."""
-        return bool(self.kept) and loss > _FAR * abs(self._loss)
-
-    def is_far_from(self, parameters: Sequence[Tensor], agree: Callable[[Tensor], float]) -> bool:
-        """Whether parameters are so large, or not finite, that they must have exploded since.
-
-        Args:
-            parameters: Those that move.
-            agree: Returns one number for all processes.
-        """
-        if not self.kept:
-            return False
-        usual = max(agree(norm(self.kept[: self._owned])), 1.0)  # weights may be zero at first
-        return not agree(norm(parameters)) <= _FAR * usual
-
-    def go_back(self) -> bool:
-        """Put the kept weights into the network and empty the optimizer's state; return False if there are none."""
-        if not self.kept:
-            return False
-        assign_(self._tensors, self.kept)
-        self._optimizer.state.clear()
-        return True
