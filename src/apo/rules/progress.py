@@ -194,7 +194,7 @@ class Progress:
         self._variance = _MEMORY * self._variance + (1.0 - _MEMORY) * (loss - last) ** 2
         mean, noise = self._mean / correction, math.sqrt(self._variance / correction)
         self._since += 1
-        if loss > self._highest and (not self._explodes(loss) or self._are_to_blame(setback, loss - self._best, noise)):
+        if loss > self._highest and (not self._explodes(loss) or self._are_to_blame(setback, loss - self._best, quiet)):
             self._highest = loss
         if self._first == math.inf:  # before any step: what a network that learns will fall below
             self._first, self._best, self._level, self._silent_at_first = loss, loss, log_rate, silent
