@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from apo.rules.base import Standing
+from apo.rules.base import Outcome, Standing
 from apo.rules.progress import Progress
 
 
@@ -21,7 +21,8 @@ def follow(progress, losses, log_rates, silent=0.0, setback=None):
     follow.counts[id(progress)] += len(losses)
     pairs = enumerate(zip(losses, log_rates, strict=True), start=first)
     return [
-        (progress.observe(10 * n, loss, rate, silent, 1.0, compare), progress.standing) for n, (loss, rate) in pairs
+        (progress.observe(Outcome(10 * n, loss, loss, silent=silent, setback=compare), rate), progress.standing)
+        for n, (loss, rate) in pairs
     ]
 
 
@@ -112,7 +113,7 @@ def test_in_a_short_run_the_rate_climbs_faster_on_a_plateau():
     for pace in (1.0, 2.0):
         progress = Progress()
         progress.hold(-5.0, -3.0)
-        allowed[pace] = [progress.observe(n, 2.0, 0.0, pace=pace) for n in range(10)]
+        allowed[pace] = [progress.observe(Outcome(n, 2.0, 2.0, pace=pace), 0.0) for n in range(10)]
     assert allowed[1.0] == pytest.approx([-5.0 + 0.06 * n for n in range(10)])
     assert allowed[2.0] == pytest.approx([-5.0 + 0.12 * n for n in range(10)])
 

@@ -260,8 +260,8 @@ class LearningRate(Rule):
             )
         highest, had_begun = max(float(parameter) for parameter in self._phi), self._progress.has_begun
         lag = self._turning_point.lag + math.log(self._fade_ahead) if self._turning_point else 0.0
-        seen = (outcome.step, outcome.loss, highest, outcome.silent, outcome.pace, outcome.setback)
-        allowed, self.standing = self._progress.observe(*seen), self._progress.standing
+        allowed = self._progress.observe(outcome, highest)
+        self.standing = self._progress.standing
         if allowed < highest:
             self._shift(allowed - highest)
         if self.standing is Standing.LOST:  # what they know is of a network that is no more

@@ -33,7 +33,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from apo.rules.base import Standing
+from apo.rules.base import Outcome, Standing
 
 __all__ = ["Progress"]
 
@@ -109,7 +109,8 @@ class Progress:
     Example:
         >>> progress = Progress()
         >>> for n in range(60):
-        ...     allowed = progress.observe(10 * n, 2.3, 0.1 * n)  # the rate climbs, the loss stays the same
+        ...     outcome = Outcome(10 * n, loss=2.3, objective=2.3)  # the loss stays the same
+        ...     allowed = progress.observe(outcome, 0.1 * n)  # while the rate climbs
         ...     if progress.standing is Standing.LOST:
         ...         print(10 * n, allowed < 0.1 * n)
         ...         break
@@ -151,29 +152,17 @@ class Progress:
         """Whether training began on a plateau, or it is too early to know."""
         return self._on_plateau
 
-    def observe(
-        self,
-        step: int,
-        loss: float,
-        log_rate: float,
-        silent: float = 0.0,
-        pace: float = 1.0,
-        setback: Callable[[], float] | None = None,
-    ) -> float:
-        """Take in the loss at a meta-step and the log of the rate after it; return what that log may be at most.
+    def observe(self, outcome: Outcome, log_rate: float) -> float:
+        """Take in a meta-step and return what the log of the rate may be at most.
 
         Args:
-            step: Index of the training step.
-            loss: The loss before it.
-            log_rate: The log of the rate that is wanted.
-            silent: The share of the parameters whose gradient is exactly zero.
-            pace: How many times faster than usual the rate may climb.
-            setback: Returns by how much the loss is above that of the last good weights on the same batch; None if
-                none are kept.
+            outcome: Of its look-ahead.
+            log_rate: The log of the rate that is wanted after it.
         """
+        step, loss, setback = outcome.step, outcome.loss, outcome.setback
         self.standing = Standing.AS_BEFORE
         # A hinge loss that is satisfied leaves no gradient either, at a loss that is better than ever.
-        is_silent = silent > self._silent_at_first + _SILENT and loss > self._best
+        is_silent = outcome.silent > self._silent_at_first + _SILENT and loss > self._best
         self._silent_times = self._silent_times + 1 if is_silent else 0
         if not math.isfinite(loss) or self._silent_times == _SILENT_TIMES:
             self._lose(step, log_rate)
@@ -197,7 +186,7 @@ class Progress:
         if loss > self._highest and (not self._explodes(loss) or self._are_to_blame(setback, loss - self._best, quiet)):
             self._highest = loss
         if self._first == math.inf:  # before any step: what a network that learns will fall below
-            self._first, self._best, self._level, self._silent_at_first = loss, loss, log_rate, silent
+            self._first, self._best, self._level, self._silent_at_first = loss, loss, log_rate, outcome.silent
             self.standing = Standing.BETTER  # there is nothing better to go back to
         near = _CHANCE * abs(self._first)
         if self._count == _FIRST_LOOKS:
@@ -218,8 +207,8 @@ class Progress:
         self.is_waiting = not self._has_begun and waited >= _PATIENT_STEPS and noise <= near
         if self._since > _PATIENCE and waited >= _PATIENT_STEPS:
             self._after_long(step, log_rate, mean, noise, setback)
-        slowly = self._level + _CLIMB + pace * _MORE_SLOWLY * waited if self._has_begun else self._slowly(step, pace)
-        return min(log_rate, self._ceiling, slowly)
+        slowly = self._level + _CLIMB + outcome.pace * _MORE_SLOWLY * waited
+        return min(log_rate, self._ceiling, slowly if self._has_begun else self._slowly(step, outcome.pace))
 
     def _slowly(self, step: int, pace: float) -> float:
         """Return how far the log of the rate may have climbed before the first progress."""
