@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from apo.core.agreement import Agreement, cosine
 from apo.core.batches import FSDBatches
 from apo.core.look_ahead import LookAheads
+from apo.core.loss_scale import LossScale
 from apo.core.objective import ProximalObjective, Terms, unit_of_loss
 from apo.core.records import MetaStep
 from apo.distributed import ALONE, Processes, through_wrapper
@@ -87,6 +88,7 @@ class Engine:
         self.scaler = scaler
         self._return_point = ReturnPoint(model, rule.optimizer)
         self._agreement = Agreement()
+        self._loss_scale = LossScale(objective)
         self._has_warned = False  # of a step without gradients
         self.newcomers = Newcomers(rule.optimizer)
 
@@ -189,7 +191,7 @@ class Engine:
         updated = math.isfinite(meta_gradient_norm) and not exploded
         if updated and not newcomers:  # a step that makes sure that the rate in force does no harm
             rule.meta_update(gradients, outcome) if rule.compares else rule.meta_update(gradients)
-        told = self._agreement.sentences(numbers.get("agreement"))
+        told = [*self._agreement.sentences(numbers.get("agreement")), *self._loss_scale.sentences(outcome)]
         sentences = [*told, *rule.after(outcome), *self.objective.warnings(step)]
         if rule.standing is Standing.BETTER:
             self._return_point.keep(step, loss)
