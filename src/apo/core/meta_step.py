@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -97,6 +97,11 @@ class Engine:
         several = dist.is_available() and dist.is_initialized()
         self.network = through_wrapper(self._model, self.network) if several else self._model
 
+    def note_gradients(self, step: int, parameters: Iterable[Tensor] | None) -> None:
+        """Take notice of the gradients with which the optimizer is about to step, unless it is no meta-step (None)."""
+        if parameters is not None:
+            self._agreement.note_gradients(step, parameters)
+
     def meta_step(
         self,
         step: int,
@@ -164,7 +169,7 @@ class Engine:
             numbers["silent"] = zero_share([p.grad for p in parameters])  # type: ignore[misc]
         if isinstance(look_aheads.unit, Tensor):
             numbers["unit"] = look_aheads.unit
-        if self._agreement.is_due(step):
+        if self._agreement.is_due(step, theta):
             used = [p.grad for p in parameters]
             numbers["agreement"] = cosine(used, look_aheads.gradient_at_theta())  # type: ignore[arg-type]
         numbers, meta_gradient_norm = self._agree(step, numbers, norm(gradients), processes)

@@ -162,6 +162,7 @@ class Attached(Tuner):
         if self._skipped:
             return None
         self._begin_step()
+        self.engine.note_gradients(self.steps, self._theta)
         return in_closure
 
     def _as_if_outside(self, closure: Callable[[], Any]) -> Callable[[], Any]:
@@ -176,6 +177,7 @@ class Attached(Tuner):
                 self._in_closure = False
             self._skipped = self._takes_gradients()
             if self._theta is not None:
+                self.engine.note_gradients(self.steps, self._theta)
                 self._measuring.enter_context(self.rule.measuring())
             return loss
 
