@@ -351,9 +351,12 @@ def test_the_model_is_a_module():
 
 def test_the_rule_is_a_rule_or_an_optimizer():
     model: Any = plain_network()
-    expected = "rule must be an apo rule or a torch.optim.Optimizer, got Sequential"
+    expected = "optimizer must be a torch.optim.Optimizer or an apo rule, got Sequential"
     refuses(TypeError, expected, lambda: apo.APO(model, model, F.cross_entropy))
     refuses(TypeError, expected, lambda: apo.attach(model, model, nn.CrossEntropyLoss()))
+    alone: Any = model.parameters()
+    expected = "or an apo rule, got generator: pass the one that the training loop steps, such as torch.optim.AdamW("
+    refuses(TypeError, expected, lambda: apo.attach(alone, model, nn.CrossEntropyLoss()))
     refuses(
         TypeError,
         "optimizer must be a torch.optim.Optimizer, got Sequential",
