@@ -90,7 +90,13 @@ def test_inputs_are_left_as_they_were():
     [
         (SquaredError(), NEW, NEW[:3], ValueError, r"got \(4, 3\) at the new.*\(3, 3\).*same FSD batch"),
         (SquaredError(), (NEW, NEW), (OLD,), ValueError, "the same outputs at both weights"),
-        (SquaredError(), torch.ones(3).long(), torch.ones(3).long(), TypeError, 'int64.*output="logits"'),
+        (
+            SquaredError(),
+            torch.ones(3).long(),
+            torch.ones(3).long(),
+            TypeError,
+            r'int64.*=apo.CategoricalKL\(output="logits"\)',
+        ),
         (SquaredError(), {"x": None}, {"x": None}, TypeError, "must return a floating-point tensor"),
         (SquaredError(), (NEW, "text"), (OLD, "text"), TypeError, r"output\[1\] must be a tensor .*got .*str"),
         (
@@ -104,7 +110,13 @@ def test_inputs_are_left_as_they_were():
         (SquaredError(output="y"), NEW, OLD, ValueError, "got 'y': pass a key"),
         (CategoricalKL(dim=2), NEW, OLD, ValueError, r"must be a dimension of outputs of shape \(4, 3\), got 2"),
         (CategoricalKL(), NEW.sum(), OLD.sum(), ValueError, r"of shape \(\), got -1"),
-        (CategoricalKL(), NEW[:, :1], OLD[:, :1], ValueError, "at least two classes, .*use BernoulliKL"),
+        (
+            CategoricalKL(),
+            NEW[:, :1],
+            OLD[:, :1],
+            ValueError,
+            r'two classes, .*: pass discrepancy=apo.SquaredError\("mean"\) for a regression, apo.BernoulliKL',
+        ),
         (GaussianKL(), NEW, OLD, TypeError, r"outputs must be \(mean, log_variance\).*variance="),
         (GaussianKL(), (NEW, OTHER.long()), (OLD, OTHER.long()), TypeError, "mean, log_variance"),
     ],

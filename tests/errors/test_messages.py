@@ -7,6 +7,7 @@ import inspect
 import pickle
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -91,7 +92,7 @@ def test_outputs_without_tensors_to_compare_are_named(door):
 def test_a_divergence_for_classes_refuses_a_single_output(door):
     refuses(
         ValueError,
-        "dim of CategoricalKL must hold at least two classes, got dimension -1 of outputs of shape (16, 1): use",
+        "dim of CategoricalKL must hold at least two classes, got dimension -1 of outputs of shape (16, 1): pass",
         lambda: train_once(
             door, apo.CategoricalKL(), lambda: nn.Linear(FEATURES, 1), lambda o, y: F.mse_loss(o[:, 0], y.float())
         ),
@@ -114,6 +115,10 @@ def test_a_loss_without_a_divergence_of_its_own_asks_for_one(door):
         'discrepancy must be given for the loss cosine_similarity, got "auto": pass discrepancy=apo.Bregman(loss) if',
         lambda: Run(door, loss=F.cosine_similarity),
     )
+    with pytest.raises(
+        ValueError, match=r"right for a loss of any scale, or .*SquaredError.* if outputs and loss are of"
+    ):
+        Run(door, loss=F.cosine_similarity)
     Run(door, loss=F.cosine_similarity, fsd_weight=0)  # without the term none is needed
 
 
@@ -125,6 +130,57 @@ def test_a_network_that_should_return_its_loss_but_does_not_is_named():
         "no loss function was given and the network's output, a Tensor, has no entry 'loss': pass criterion=",
         lambda: tuner.step(batch(0)[0]),
     )
+
+
+class OwnLoss(nn.Linear):
+    """Returns what ``answer`` makes of the outputs and the loss."""
+
+    def __init__(self, classes: int, loss: Callable[..., Tensor], answer: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__(FEATURES, classes)
+        self.loss, self.answer = loss, answer
+
+    def forward(self, input: Tensor, y: Tensor) -> Any:  # type: ignore[override]
+        output = super().forward(input)
+        return self.answer(output, self.loss(output, y))
+
+
+@dataclass
+class Answer:
+    logits: Tensor
+    loss: Tensor
+
+
+def train_own_loss(model: OwnLoss, **options: Any) -> apo.APO:
+    tuner = apo.APO(sgdm(model), model, **options)
+    tuner.step(batch(0))
+    return tuner
+
+
+def test_a_regression_that_returns_its_loss_is_told_its_divergence():
+    mse = lambda output, y: F.mse_loss(output[:, 0], y.float())  # noqa: E731
+    regression = lambda: OwnLoss(1, mse, lambda output, loss: (output, loss))  # noqa: E731
+    refuses(
+        ValueError,
+        'pass discrepancy=apo.SquaredError("mean") for a regression, apo.BernoulliKL("mean") for binary logits',
+        lambda: train_own_loss(regression()),
+    )
+    assert train_own_loss(regression(), discrepancy=apo.SquaredError("mean")).history  # what it says works
+
+
+def test_an_object_with_loss_and_logits_is_told_how_to_name_the_logits():
+    network = lambda: OwnLoss(CLASSES, F.cross_entropy, Answer)  # noqa: E731
+    refuses(
+        TypeError,
+        'an object of type Answer: name the output to compare, such as discrepancy=apo.CategoricalKL(output="logits")',
+        lambda: train_own_loss(network()),
+    )
+    assert train_own_loss(network(), discrepancy=apo.CategoricalKL(output="logits")).history
+
+
+@pytest.mark.parametrize("answer", [lambda o, loss: loss, lambda o, loss: (loss,), lambda o, loss: {"loss": loss}])
+def test_a_network_that_returns_its_loss_alone_is_told_that_outputs_are_missing(answer):
+    with pytest.raises((apo.ReplayError, TypeError, ValueError), match=r"outputs, which apo|beside (a|its) loss"):
+        train_own_loss(OwnLoss(CLASSES, F.cross_entropy, answer))
 
 
 # --- batches ---
@@ -295,9 +351,12 @@ def test_the_model_is_a_module():
 
 def test_the_rule_is_a_rule_or_an_optimizer():
     model: Any = plain_network()
-    expected = "rule must be an apo rule or a torch.optim.Optimizer, got Sequential"
+    expected = "optimizer must be a torch.optim.Optimizer or an apo rule, got Sequential"
     refuses(TypeError, expected, lambda: apo.APO(model, model, F.cross_entropy))
     refuses(TypeError, expected, lambda: apo.attach(model, model, nn.CrossEntropyLoss()))
+    alone: Any = model.parameters()
+    expected = "or an apo rule, got generator: pass the one that the training loop steps, such as torch.optim.AdamW("
+    refuses(TypeError, expected, lambda: apo.attach(alone, model, nn.CrossEntropyLoss()))
     refuses(
         TypeError,
         "optimizer must be a torch.optim.Optimizer, got Sequential",

@@ -75,6 +75,26 @@ def test_groups_keep_their_ratios_and_one_sentence_is_said_for_all():
     assert run.tuner.rule.rates() == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("built_with", "peak"), [(1e-3, 0.1), (10.0, 6e-4)])
+def test_a_schedule_whose_peak_is_not_the_optimizers_rate_is_told_plainly_what_to_do(built_with, peak):
+    run = built("attached", built_with)
+    plainly = rf"built with lr={built_with:g}, but the training loop writes .*: build the optimizer with the schedule's"
+    with pytest.warns(apo.ApoWarning, match=plainly) as said:
+        train(run, range(4), writing(run, peak))
+    assert len(said) == 1 and f"{peak * cosine(1) / built_with:g} times" in str(said[0].message)
+
+
+def test_a_warm_up_from_far_below_the_peak_is_told_the_rule_and_what_to_do():
+    run = built("attached", 0.1)
+
+    def write(step: int) -> None:
+        for group in run.optimizer.param_groups:
+            group["lr"] = 0.1 * (step + 1) / 100
+
+    with pytest.warns(apo.ApoWarning, match=SENTENCE + r" 0.1, as.*so build the optimizer with the schedule's peak$"):
+        train(run, range(4), write)
+
+
 def test_a_rate_and_momentum_rule_reads_it_alike():
     run = Run("attached", "rate and momentum")
     with pytest.warns(apo.ApoWarning, match=SENTENCE):

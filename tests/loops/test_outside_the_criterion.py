@@ -89,3 +89,74 @@ def test_dropout_accumulation_and_clipping_are_no_reason_to_speak():
         return Run(start, wrong(model), tuner)
 
     assert not any(TOLD in sentence for sentence in hear(loop, 1e-3).sentences)
+
+
+class LARS(torch.optim.Optimizer):
+    """Decays and scales the gradient of each layer in place, as the LARS of pytorch_optimizer does."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad.add_(p, alpha=0.2)
+                p.grad.mul_(1e-2 * p.norm() / p.grad.norm() if p.ndim > 1 else 1e-4)
+                p.add_(p.grad, alpha=-group["lr"])
+        return loss
+
+
+def scaling_in_place(in_closure):
+    def loop(lr, attach):
+        model, criterion = mlp(), nn.CrossEntropyLoss()
+        optimizer = LARS(model.parameters(), lr)
+        tuner, start = attach(optimizer, model, criterion), wrong(model)
+        for x, y in digit_batches(120):
+
+            def closure(x=x, y=y):
+                optimizer.zero_grad()
+                loss = criterion(model(x), y)
+                loss.backward()
+                return loss
+
+            if in_closure:
+                optimizer.step(closure)
+            else:
+                closure()
+                optimizer.step()
+        return Run(start, wrong(model), tuner)
+
+    return loop
+
+
+@pytest.mark.parametrize("in_closure", [False, True])
+def test_an_optimizer_that_changes_the_gradients_in_place_is_no_reason_to_speak(in_closure):
+    said = hear(scaling_in_place(in_closure), 1.0)
+    assert said.run is not None and said.run.end < said.run.start
+    assert not any(TOLD in sentence for sentence in said.sentences)
+
+
+def test_noise_in_a_closure_is_told():
+    def loop(lr, attach):
+        model, criterion = mlp(), nn.CrossEntropyLoss()
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+        attach(optimizer, model, criterion)
+        for x, y in digit_batches(20):
+
+            def closure(x=x, y=y):
+                optimizer.zero_grad()
+                loss = criterion(model(x), y)
+                loss.backward()
+                for parameter in model.parameters():
+                    parameter.grad += 0.1 * torch.randn_like(parameter)
+                return loss
+
+            optimizer.step(closure)
+        return Run(1.0, wrong(model))
+
+    assert any(TOLD in sentence for sentence in hear(loop, 1e-3).sentences)

@@ -184,7 +184,7 @@ def test_bad_arguments_are_named(options, error, message):
 def test_what_is_no_optimizer_is_refused():
     with pytest.raises(TypeError, match=r"optimizer must be a torch.optim.Optimizer, got Parameter"):
         apo.LearningRate(parameter())
-    with pytest.raises(TypeError, match=r"rule must be an apo rule or a torch.optim.Optimizer, got float"):
+    with pytest.raises(TypeError, match=r"optimizer must be a torch.optim.Optimizer or an apo rule, got float"):
         as_rule(0.1)
 
 

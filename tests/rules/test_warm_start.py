@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 
 import pytest
 import torch
@@ -149,6 +150,21 @@ def test_without_a_gradient_to_follow_the_initial_rate_stays():
     with pytest.warns(apo.ApoWarning, match="meta-gradient is exactly zero"):
         tuner.step(*networks.batches("norm-and-dropout", 1, dtype=torch.float32)[0])
     assert rule.rates()[0] == pytest.approx(0.125)
+
+
+def test_a_loss_that_is_down_at_rounding_is_no_reason_to_speak_of_a_gradient_of_zero():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    tuner = apo.APO(torch.optim.SGD(model.parameters(), lr=1e-6), model, F.binary_cross_entropy_with_logits)
+    inputs, target = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[1.0], [0.0]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", apo.ApoWarning)
+        while tuner.steps < 60 or tuner.is_meta_step():
+            tuner.step(inputs, target)
+        for _ in range(20):
+            tuner.step(1e3 * inputs, target)  # classified beyond doubt
+    assert 0 <= tuner.history[-1].loss < 1e-6 * tuner.history[0].loss
+    assert tuner.history[-1].meta_gradient_norm == 0.0
 
 
 def test_switched_off_the_initial_rate_is_where_learning_begins():

@@ -4,15 +4,17 @@ A look-ahead evaluates the losses that the network and the criterion made. A sec
 them, noise that it adds to the gradients or a state outside of the modules is part of training, and the look-ahead does
 not see it. A little of that does no harm. If most of the gradient comes from elsewhere, the learned rate is the best
 one for another problem. So the gradient of what apo sees is compared with the one that the optimizer has used, at the
-first meta-step and rarely after it, because the weights of several losses may change during training.
+first meta-step and rarely after it, because the weights of several losses may change during training. Some optimizers
+(LARS) write what they make of the gradients into them; then there is nothing to compare with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
+from apo.torch_internals import version_of
 from apo.vectors import dot, norm
 
 __all__ = ["Agreement", "cosine"]
@@ -42,13 +44,25 @@ class Agreement:
 
     def __init__(self) -> None:
         self._next = 0
+        self._before: list[tuple[int, int]] | None = None  # the versions of the gradients before the optimizer's step
 
-    def is_due(self, step: int) -> bool:
-        """Return whether to compare at this meta-step; it is then not due again for long."""
+    def note_gradients(self, step: int, parameters: Iterable[Tensor]) -> None:
+        """Take notice of the gradients with which the optimizer is about to step."""
+        if step >= self._next:
+            self._before = _versions(parameters)
+
+    def is_due(self, step: int, parameters: Iterable[Tensor] = ()) -> bool:
+        """Return whether to compare at this meta-step; it is then not due again for long.
+
+        Args:
+            step: Index of the training step.
+            parameters: Those of :meth:`note_gradients`. If the step has changed their gradients, none are compared.
+        """
         if step < self._next:
             return False
         self._next = max(_AGAIN, _FACTOR * step)
-        return True
+        before, self._before = self._before, None
+        return before is None or before == _versions(parameters)
 
     def sentences(self, found: float | None) -> list[str]:
         """Return what the user should know.
@@ -57,6 +71,11 @@ class Agreement:
             found: The cosine; None if it was not due. It is NaN if a gradient is zero, which others tell the user.
         """
         return [_SENTENCE] if found is not None and found < _LEAST else []
+
+
+def _versions(parameters: Iterable[Tensor]) -> list[tuple[int, int]]:
+    """Return which tensors the gradients are, and their version counters; that waits for no device."""
+    return [(id(p.grad), version_of(p.grad)) for p in parameters if p.grad is not None]
 
 
 def cosine(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from apo.core.agreement import Agreement, cosine
 from apo.core.batches import FSDBatches
 from apo.core.look_ahead import LookAheads
+from apo.core.loss_scale import LossScale
 from apo.core.objective import ProximalObjective, Terms, unit_of_loss
 from apo.core.records import MetaStep
 from apo.distributed import ALONE, Processes, through_wrapper
@@ -88,6 +89,7 @@ class Engine:
         self.scaler = scaler
         self._return_point = ReturnPoint(model, rule.optimizer)
         self._agreement = Agreement()
+        self._loss_scale = LossScale(objective)
         self._has_warned = False  # of a step without gradients
         self.newcomers = Newcomers(rule.optimizer)
 
@@ -95,6 +97,11 @@ class Engine:
         """Note the ``DistributedDataParallel`` through which the model is being called now, if there is one."""
         several = dist.is_available() and dist.is_initialized()
         self.network = through_wrapper(self._model, self.network) if several else self._model
+
+    def note_gradients(self, step: int, parameters: Iterable[Tensor] | None) -> None:
+        """Take notice of the gradients with which the optimizer is about to step, unless it is no meta-step (None)."""
+        if parameters is not None:
+            self._agreement.note_gradients(step, parameters)
 
     def meta_step(
         self,
@@ -163,7 +170,7 @@ class Engine:
             numbers["silent"] = zero_share([p.grad for p in parameters])  # type: ignore[misc]
         if isinstance(look_aheads.unit, Tensor):
             numbers["unit"] = look_aheads.unit
-        if self._agreement.is_due(step):
+        if self._agreement.is_due(step, theta):
             used = [p.grad for p in parameters]
             numbers["agreement"] = cosine(used, look_aheads.gradient_at_theta())  # type: ignore[arg-type]
         numbers, meta_gradient_norm = self._agree(step, numbers, norm(gradients), processes)
@@ -191,7 +198,7 @@ class Engine:
         updated = math.isfinite(meta_gradient_norm) and not exploded
         if updated and not newcomers:  # a step that makes sure that the rate in force does no harm
             rule.meta_update(gradients, outcome) if rule.compares else rule.meta_update(gradients)
-        told = self._agreement.sentences(numbers.get("agreement"))
+        told = [*self._agreement.sentences(numbers.get("agreement")), *self._loss_scale.sentences(outcome)]
         sentences = [*told, *rule.after(outcome), *self.objective.warnings(step)]
         if rule.standing is Standing.BETTER:
             self._return_point.keep(step, loss)

@@ -44,7 +44,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from apo.arguments import whole_number
-from apo.discrepancy import CategoricalKL, Discrepancy, for_loss
+from apo.discrepancy import Bregman, CategoricalKL, Discrepancy, for_loss
 from apo.passes.recording import Recording
 from apo.vectors import advance_, norm, wide
 
@@ -126,6 +126,12 @@ class ProximalObjective:
         if not (mask is None or mask == "auto" or callable(mask)):
             raise TypeError(f"mask must be 'auto', None or a function of a batch's recording, got {mask!r}")
         self._mask = mask
+
+    @property
+    def has_scale_of_loss(self) -> bool:
+        """Whether the discrepancy was derived from the loss function, so that a factor in that is one in both."""
+        choice, criterion = self._wanted
+        return isinstance(choice, Bregman) or (choice == "auto" and criterion is not None)
 
     @property
     def needs_other_batch(self) -> bool:

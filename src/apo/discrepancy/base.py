@@ -28,6 +28,9 @@ Reduction = Literal["sum", "mean"]
 OutputSelector = str | int | Callable[[Any], Any] | None
 """Which output to compare: a key or attribute name, a position, a function of all outputs, or None."""
 
+#: What to do if a network's outputs cannot be compared as a whole; the door itself has no such option.
+_NAME_ONE = 'name the output to compare, such as discrepancy=apo.CategoricalKL(output="logits")'
+
 
 class Discrepancy(ABC):
     r"""An output-space divergence, averaged over examples: :math:`\frac1n \sum_i \rho(z'_i, z_i)`.
@@ -261,8 +264,8 @@ def paired_tensors(new: Any, old: Any) -> list[tuple[Tensor, Tensor]]:
     new_tensors, old_tensors = dict(_floating_tensors(new)), dict(_floating_tensors(old))
     if not new_tensors:
         raise TypeError(
-            f"the network must return a floating-point tensor, got {describe(new)}: "
-            'name the output to compare, such as output="logits"'
+            f"the network must return a floating-point tensor to compare beside its loss, got {describe(new)}: "
+            f"{_NAME_ONE}"
         )
     if new_tensors.keys() != old_tensors.keys():
         raise ValueError(
@@ -313,6 +316,5 @@ def _floating_tensors(outputs: Any, path: str = "") -> Iterator[tuple[str, Tenso
             yield from _floating_tensors(value, f"{path}[{position}]")
     elif outputs is not None:
         raise TypeError(
-            f"output{path} must be a tensor or a container of tensors, got {describe(outputs)}: "
-            'name the output to compare, such as output="logits"'
+            f"output{path} must be a tensor or a container of tensors, got {describe(outputs)}: {_NAME_ONE}"
         )

@@ -83,12 +83,13 @@ class CategoricalKL(TensorDiscrepancy):
         if not -logits.ndim <= dim < logits.ndim or logits.ndim == 0:
             raise ValueError(
                 f"dim of CategoricalKL must be a dimension of outputs of shape {tuple(logits.shape)}, got {self.dim!r}"
-                ": pass the one that holds the classes"
+                ": pass the one that holds the classes, and let the network return its outputs beside a loss"
             )
         if logits.shape[dim] == 1:
             raise ValueError(
                 f"dim of CategoricalKL must hold at least two classes, got dimension {dim} of outputs of shape "
-                f"{tuple(logits.shape)}: use BernoulliKL, or another dim"
+                f'{tuple(logits.shape)}: pass discrepancy=apo.SquaredError("mean") for a regression, '
+                'apo.BernoulliKL("mean") for binary logits, or another dim'
             )
         return dim
 

@@ -68,7 +68,8 @@ def for_loss(loss: Callable[..., Any], output: OutputSelector = None) -> Discrep
         shown = getattr(loss, "__name__", type(loss).__name__)
         raise ValueError(
             f'discrepancy must be given for the loss {shown}, got "auto": pass discrepancy=apo.Bregman(loss) '
-            'if the loss is convex in the outputs, or discrepancy=apo.SquaredError("mean") for any outputs of order one'
+            "if loss(outputs, targets) is convex in the outputs, which is right for a loss of any scale, or "
+            'discrepancy=apo.SquaredError("mean") if outputs and loss are of order one'
         )
     wanted = "batchmean" if name in ("KLDivLoss", "kl_div") else "mean"
     reduction = options.get("reduction", "mean")
@@ -151,7 +152,7 @@ class Bregman(Discrepancy):
             if not (isinstance(outputs, Tensor) and outputs.is_floating_point()):
                 raise TypeError(
                     f"output must select one floating-point tensor for Bregman, got {describe(outputs)}: "
-                    'name the output to compare, such as output="logits"'
+                    'name the output to compare, such as discrepancy=apo.Bregman(loss, output="logits")'
                 )
         new, old = comparable_pair(new, old, "output")
         if mask is not None:

@@ -35,6 +35,7 @@ from apo.loop.hooks import (
     unscale_fused,
     with_closure,
 )
+from apo.loop.idle import Idle
 from apo.loop.outputs import Outputs
 from apo.loop.tuner import Tuner
 from apo.passes.isolation import every_module
@@ -114,6 +115,7 @@ class Attached(Tuner):
         "every iteration"
     )
     _outputs: Outputs
+    _idle: Idle
     _pending: Call | None
     _observed: list[_Observed]  # those that were back-propagated
     _losses: int
@@ -133,6 +135,7 @@ class Attached(Tuner):
     def _install_hooks(self) -> None:
         super()._install_hooks()
         optimizer, hooks = self.optimizer, self._hooks
+        self._idle = Idle(self.model, optimizer)
         step_hook, refuse = optimizer.register_step_pre_hook, refuse_compiled_step
         self._before = hooks.add(step_hook, self._before_step, when_compiled=refuse)
         after = hooks.add(optimizer.register_step_post_hook, self._after_step)
@@ -159,6 +162,7 @@ class Attached(Tuner):
         if self._skipped:
             return None
         self._begin_step()
+        self.engine.note_gradients(self.steps, self._theta)
         return in_closure
 
     def _as_if_outside(self, closure: Callable[[], Any]) -> Callable[[], Any]:
@@ -173,6 +177,7 @@ class Attached(Tuner):
                 self._in_closure = False
             self._skipped = self._takes_gradients()
             if self._theta is not None:
+                self.engine.note_gradients(self.steps, self._theta)
                 self._measuring.enter_context(self.rule.measuring())
             return loss
 
@@ -181,6 +186,7 @@ class Attached(Tuner):
     def _after_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
         if is_inner_step(optimizer):
             return
+        self._idle.note_step()
         # Ours has to run last before the next step, also if a hook was added since.
         run_last(step_pre_hooks(optimizer), self._before)
         if self._left_out:
@@ -199,6 +205,8 @@ class Attached(Tuner):
             self._pending = self._replayable(Call(args, kwargs))
 
     def _after_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+        if _is_training():
+            self._idle.note_pass(output)
         call, self._pending = self._pending, None
         if call is None:
             return

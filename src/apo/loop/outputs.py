@@ -26,7 +26,7 @@ from apo.passes.operations import Operation, Output, Slot, leaves, tree_map
 from apo.passes.recording import Call
 from apo.torch_internals import version_of, without_torch_function
 
-__all__ = ["Outputs"]
+__all__ = ["Outputs", "with_paths"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Outputs:
 
     def add(self, call: Call, value: Any) -> None:
         """Follow what a call of the network returned."""
-        found = list(_with_paths(value))
+        found = list(with_paths(value))
         if not found:
             self._opaque.append((Output(call, (), self._calls), value))
         for path, tensor in found:
@@ -161,7 +161,7 @@ class Outputs:
         for output, whole in reversed(self._opaque):
             if whole is value:
                 return output
-        found = list(_with_paths(value))
+        found = list(with_paths(value))
         origins = [self._origin_of(tensor) for _, tensor in found]
         first = origins[0] if origins else None
         if not isinstance(first, Output) or first.whole != (type(value), len(found)):
@@ -250,7 +250,7 @@ def _is_reshape(value: Tensor, leaf: Tensor) -> bool:
     return same_memory and value.is_contiguous() and leaf.is_contiguous() and value.dtype == leaf.dtype
 
 
-def _with_paths(
+def with_paths(
     output: Any, path: tuple[int | str, ...] = (), in_object: bool = False
 ) -> Iterator[tuple[tuple[int | str, ...], Tensor]]:
     """Walk a structure. Objects in objects are not entered: they may refer to one another."""
@@ -258,13 +258,13 @@ def _with_paths(
         yield path, output
     elif isinstance(output, Mapping):
         for key, value in output.items():
-            yield from _with_paths(value, (*path, key), in_object)
+            yield from with_paths(value, (*path, key), in_object)
     elif isinstance(output, (tuple, list)):
         for index, value in enumerate(output):
-            yield from _with_paths(value, (*path, index), in_object)
+            yield from with_paths(value, (*path, index), in_object)
     elif not in_object:
         for name, value in _attributes(output).items():
-            yield from _with_paths(value, (*path, name), in_object=True)
+            yield from with_paths(value, (*path, name), in_object=True)
 
 
 def _attributes(output: Any) -> dict[str, Any]:

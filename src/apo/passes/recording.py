@@ -347,9 +347,10 @@ def own_loss(output: Any) -> Tensor:
     else:
         loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if not isinstance(loss, Tensor):
+        lacks = "is the loss without the outputs, which apo compares" if _is_number(output) else "has no entry 'loss'"
         raise ReplayError(
-            f"no loss function was given and the network's output, a {type(output).__name__}, has no entry 'loss': "
-            "pass criterion=, or let the network return its loss, as in (logits, loss)"
+            f"no loss function was given and the network's output, a {type(output).__name__}, {lacks}: "
+            "pass criterion=, or let the network return its outputs and its loss, as in (logits, loss)"
         )
     return loss
 

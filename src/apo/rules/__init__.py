@@ -32,4 +32,7 @@ def as_rule(rule: Rule | Optimizer) -> Rule:
         return Preconditioned(rule)
     if isinstance(rule, Optimizer):
         return LearningRate(rule)
-    raise TypeError(f"rule must be an apo rule or a torch.optim.Optimizer, got {type(rule).__name__}")
+    raise TypeError(
+        f"optimizer must be a torch.optim.Optimizer or an apo rule, got {type(rule).__name__}: pass the one that the "
+        "training loop steps, such as torch.optim.AdamW(model.parameters())"
+    )

@@ -253,7 +253,7 @@ class LearningRate(Rule):
     def after(self, outcome: Outcome) -> list[str]:
         """Lower a rate that has climbed without progress; warn of that, of a flat objective and of a reached bound."""
         sentences, self._sentences = self._sentences, []
-        if self._is_flat:
+        if self._is_flat and not self._progress.is_learned(outcome.loss):
             sentences.append(
                 "the meta-gradient is exactly zero, so there is nothing to learn from: the gradients are all zero, or "
                 "the loss does not depend on the weights (dead ReLUs, saturated outputs, frozen or detached layers)"

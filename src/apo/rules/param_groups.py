@@ -37,7 +37,7 @@ from torch.optim.lr_scheduler import CyclicLR, LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import SWALR
 
 from apo.errors import ApoWarning
-from apo.rules.rate_writers import Place, place_of_access, read_by_get_lr, writing_scheduler
+from apo.rules.rate_writers import Place, meaning_of_schedule, place_of_access, read_by_get_lr, writing_scheduler
 from apo.torch_internals import is_wrapped_by_scheduler, version_of
 
 __all__ = ["Rate", "ScheduledGroup", "base_rate", "is_scheduled", "note_scheduler"]
@@ -145,6 +145,9 @@ class HandWritten:
         initial: The rate that the group had at first.
         is_schedule: Whether it is known to be a schedule already; an attribute, too.
 
+    Attributes:
+        last: The rate that the loop wrote last, unless it was made from the rate in force.
+
     Example:
         >>> hand = HandWritten(0.1)
         >>> for rate in (0.09, 0.08):
@@ -156,7 +159,7 @@ class HandWritten:
 
     def __init__(self, initial: float, is_schedule: bool = False) -> None:
         self.is_schedule = is_schedule
-        self._last = initial  # written by the loop and not made from the rate in force
+        self.last = initial
         self._steps = 0
         self._written = False  # since the last step
         self._in_a_row = 0  # the iterations before this one in which a rate was written
@@ -180,9 +183,9 @@ class HandWritten:
         if was_read:
             nearness = self._nearness(in_force, written)
             if nearness > 0 or (nearness == 0 and not self.is_schedule):
-                self._last = written if self.is_schedule else self._last
+                self.last = written if self.is_schedule else self.last
                 return True
-        self._last = written
+        self.last = written
         self._written = True
         if self._steps and (self._from_the_start or self._in_a_row >= _IN_A_ROW - 1):
             self.is_schedule = True
@@ -194,9 +197,9 @@ class HandWritten:
         Once the learned rate has moved away from the initial one, both are far apart, and a schedule continues from
         what it wrote last. Before that it hardly matters from which of both a rate is made.
         """
-        if in_force == self._last or not min(in_force, written, self._last) > 0:
+        if in_force == self.last or not min(in_force, written, self.last) > 0:
             return -1
-        to_rate_in_force, to_last = abs(math.log(written / in_force)), abs(math.log(written / self._last))
+        to_rate_in_force, to_last = abs(math.log(written / in_force)), abs(math.log(written / self.last))
         if 2 * to_rate_in_force < to_last:
             return 1
         return -1 if 2 * to_last < to_rate_in_force else 0
@@ -369,17 +372,11 @@ class ScheduledGroup(dict):
             return False
         if is_scheduled(self._optimizer):
             self._hand.is_schedule = True
-        known = self.by_hand
+        known, last = self.by_hand, self._hand.last
         if self._hand.is_made_from(self.learned * self.factor, written, self._read_at is not None):
             return False
         if self.by_hand and not known:
-            initial = _reference(self)
-            self._say(
-                "by hand",
-                f"the training loop writes param_groups[i]['lr'] itself, which apo reads as a multiple of the initial "
-                f"rate {initial:g}, as it reads a scheduler's: the rate in force is the learned rate times lr / "
-                f"{initial:g}",
-            )
+            self._say("by hand", meaning_of_schedule(_reference(self), last, written))
         return self.by_hand
 
     def _say(self, what: str, message: str) -> None:

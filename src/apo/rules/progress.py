@@ -75,6 +75,8 @@ _PLATEAU_STEPS = 400
 _EXPLOSION = 4.0
 #: And by how many times its noise it has to leap there at once for the network to be lost.
 _LEAP = 10.0
+#: Below this part of its first value a loss has nothing left to learn, and its gradient is lost in rounding.
+_LEARNED = 1e-6
 #: How near a loss is to its first value if the network is at chance, relative to that value.
 _CHANCE = 0.02
 #: How far above its level of the last progress the rate may climb without any more.
@@ -151,6 +153,10 @@ class Progress:
     def on_plateau(self) -> bool:
         """Whether training began on a plateau, or it is too early to know."""
         return self._on_plateau
+
+    def is_learned(self, loss: float) -> bool:
+        """Return whether a loss is down at rounding, as that of a discriminator that tells all its examples apart."""
+        return abs(loss) < _LEARNED * abs(self._first) < math.inf
 
     def observe(self, outcome: Outcome, log_rate: float) -> float:
         """Take in a meta-step and return what the log of the rate may be at most.
