@@ -69,7 +69,8 @@ class LookAheads:
         origin: A copy of theta.
         decay: Coupled weight decay of each parameter.
         batches: B.
-        other: B'; None if it is B, or if no term needs it.
+        other: The losses of B', which make up its loss together; none if it is B, or if no term needs it.
+        other_fsd: The factor of each of them in the function-space term.
         share: The share of the loss term on B'.
         scale: The factor of a GradScaler.
         unit: The unit of the loss, see :func:`apo.core.objective.unit_of_loss`.
@@ -85,13 +86,14 @@ class LookAheads:
     origin: list[Tensor]
     decay: list[float]
     batches: list[Recording]
-    other: Recording | None
+    other: list[Recording]
+    other_fsd: list[float]
     share: float
     scale: float
     unit: float | Tensor
     processes: Processes
     compares: bool = False
-    _at_theta: tuple[Any, Any] | None = field(default=None, init=False)  # prediction and loss on B', once evaluated
+    _at_theta: tuple[list, Any] | None = field(default=None, init=False)  # predictions and loss on B', once evaluated
 
     def look(self, displacement: Sequence[Tensor]) -> LookAhead:
         """Evaluate Q and its gradient at theta + displacement, and come back to theta.
@@ -114,7 +116,7 @@ class LookAheads:
                     total = self._evaluate(part, losses, discrepancies)
                     if total is not None:
                         _times(total, self.scale).backward()
-                    if compares and self.other is not None and index == len(self.batches) - 1:
+                    if compares and self.other and index == len(self.batches) - 1:
                         own_slope = dot([_gradient(p, self.scale) for p in self.parameters], displacement)
                 gradient = [_gradient(p, self.scale) for p in self.parameters]
             comparison = None
@@ -164,7 +166,7 @@ class LookAheads:
     def loss_at_theta(self) -> Tensor:
         """Return Q at theta itself, where nothing has moved: what a look-ahead has to lower."""
         loss = self._own_loss_at_theta()
-        if self.share and self.other is not None:
+        if self.share and self.other:
             loss = (1.0 - self.share) * loss + self.share * self._other_at_theta()[1]
         return loss + weight_decay_value(self.origin, self.decay) if any(self.decay) else loss
 
@@ -179,14 +181,14 @@ class LookAheads:
         With :math:`d = \langle\nabla J(\theta'), \Delta\rangle`, a quadratic J has :math:`a = d - 2 (J' - J)` and
         :math:`c = 2 (d - (J' - J))`. FSD and WSD are quadratic in the look-ahead: slope and price are twice the value.
         """
-        *own, other = losses
+        own, other = losses[: len(self.batches)], losses[len(self.batches) :]
         price = fsd_price = 2.0 * self.objective.fsd_weight * _times(fsd, self.unit)
         if self.objective.wsd_weight:
             price = price + 2.0 * self.objective.wsd_weight * _times(wsd, self.unit)
         own_slope = own_slope / (1.0 - self.share)
         other_slope = (other_slope - fsd_price) / self.share
         own_change = _sum(own) / (1.0 - self.share) - self._own_loss_at_theta()
-        other_change = other / self.share - self._other_at_theta()[1]
+        other_change = _sum(other) / self.share - self._other_at_theta()[1]
         return Comparison(
             torch.sub(own_slope, own_change, alpha=2.0),  # type: ignore[arg-type]
             2.0 * (own_slope - own_change),  # type: ignore[arg-type]
@@ -207,18 +209,20 @@ class LookAheads:
     def _parts(self) -> list[_Part]:
         """Return what each batch contributes. If B' is B, training has already made the predictions at theta."""
         fsd = self.objective.fsd_weight
-        if self.other is None:
+        if not self.other:
             return [_Part(batch, 1.0, fsd / len(self.batches), batch.prediction) for batch in self.batches]
-        prediction, _ = self._other_at_theta()  # first: it may find that B' has no targets
+        predictions, _ = self._other_at_theta()  # first: it may find that B' has no targets
         own = [_Part(batch, 1.0 - self.share, 0.0, None) for batch in self.batches]
-        return [*own, _Part(self.other, self.share, fsd, prediction)]
+        others = zip(self.other, self.other_fsd, predictions, strict=True)
+        return own + [_Part(batch, self.share, fsd * factor, old) for batch, factor, old in others]
 
-    def _other_at_theta(self) -> tuple[Any, Any]:
-        """Return prediction and loss (or None) on B' at theta; the first look-ahead evaluates them."""
+    def _other_at_theta(self) -> tuple[list, Any]:
+        """Return predictions and loss (or None) on B' at theta; the first look-ahead evaluates them."""
         if self._at_theta is None:
-            assert self.other is not None
-            prediction, loss = self._without_graph(self.other)
-            self._at_theta = prediction, None if loss is None else _weighted(loss, self.other.weight)
+            predictions, values = zip(*map(self._without_graph, self.other), strict=True)
+            weighted = [_weighted(v, b.weight) for v, b in zip(values, self.other, strict=True) if v is not None]
+            loss = _sum(weighted) if len(weighted) == len(self.other) else None
+            self._at_theta = list(predictions), loss
             # Checked at the first meta-step, even if the loss on B' is needed only towards the end of training.
             if loss is None and self.objective.needs_other_targets:
                 self.share = 0.0

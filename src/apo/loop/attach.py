@@ -251,7 +251,7 @@ class Attached(Tuner):
 
     def _note_backward(self, observed: _Observed, earlier: list[_Observed], weight: Tensor) -> None:
         """Receive the weight with which a loss is back-propagated, after some earlier ones."""
-        weight = weight.detach().clone() if self.is_meta_step() else weight
+        weight = weight.detach().clone()
         if observed not in self._observed:
             self._observed = sorted([*self._observed, observed], key=lambda each: each.order)
         if not fills_gradients(self._parameters()):
@@ -269,16 +269,17 @@ class Attached(Tuner):
         """Return the passes that were back-propagated, each with its weight in the total loss."""
         used = self._back_propagated() if self._observed else []
         self._forget()
-        if not (used and self.is_meta_step()):
+        if not used or (len(used) == 1 and not self.is_meta_step()):  # the weight of one loss alone is not asked for
             return [observed.recording for observed in used]
         weights = [observed.weight for observed in used if observed.weight is not None]
         if all(weight.device.type == "cpu" and not weight.ndim for weight in weights):
             weights = [weight.item() for weight in weights]  # reading these waits for no device
         self._warn_of_maximising(weights)
         divisor = self._loss_scale(weights, sum(observed.passes for observed in used))
-        parameters = self._parameters()
-        settled = [observed.recording.settled(parameters) for observed in used]
-        return [replace(recording, weight=w / divisor) for recording, w in zip(settled, weights, strict=True)]
+        recordings, parameters = [observed.recording for observed in used], self._parameters()
+        if self.is_meta_step():
+            recordings = [recording.settled(parameters) for recording in recordings]
+        return [replace(recording, weight=w / divisor) for recording, w in zip(recordings, weights, strict=True)]
 
     def _back_propagated(self) -> list[_Observed]:
         """Return the losses that made the gradients: those of ``backward()``, else those of ``torch.autograd.grad``."""
