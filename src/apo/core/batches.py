@@ -112,7 +112,7 @@ class PreviousBatch(FSDBatches):
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
         """Restore the kept batch."""
         saved = state.get("previous") or []
-        losses = [saved] if isinstance(saved, Mapping) else saved
+        losses = [saved] if isinstance(saved, dict) else saved
         self._previous = [Recording.from_state_dict(loss, device) for loss in losses]
         self._whole = bool(state.get("whole", False))
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -208,6 +208,7 @@ class LookAheads:
 
     def _parts(self) -> list[_Part]:
         """Return what each batch contributes. If B' is B, training has already made the predictions at theta."""
+        self.batches = [batch if batch.loss is not None else self._measured(batch) for batch in self.batches]
         fsd = self.objective.fsd_weight
         if not self.other:
             return [_Part(batch, 1.0, fsd / len(self.batches), batch.prediction) for batch in self.batches]
@@ -215,6 +216,11 @@ class LookAheads:
         own = [_Part(batch, 1.0 - self.share, 0.0, None) for batch in self.batches]
         others = zip(self.other, self.other_fsd, predictions, strict=True)
         return own + [_Part(batch, self.share, fsd * factor, old) for batch, factor, old in others]
+
+    def _measured(self, batch: Recording) -> Recording:
+        """Return a batch of B with prediction and loss at theta, which the training pass has seen at other weights."""
+        prediction, loss = self._without_graph(batch)
+        return replace(batch, prediction=prediction, loss=loss)
 
     def _other_at_theta(self) -> tuple[list, Any]:
         """Return predictions and loss (or None) on B' at theta; the first look-ahead evaluates them."""

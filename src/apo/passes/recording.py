@@ -128,7 +128,7 @@ class Recording:
         loss_kwargs: Keyword arguments of the criterion.
         slots: Where the outputs go.
         autocast: Precision of the forward pass.
-        loss: Value of the loss in training, detached.
+        loss: Value of the loss in training, detached; None if it is not known at the weights of the step.
         weight: Factor of this loss in what was back-propagated (1/n for n accumulated micro-batches).
         prediction: What the criterion saw in training, detached; kept only if it is needed.
         modes: The modules of network and criterion, and whether each was in training mode.
