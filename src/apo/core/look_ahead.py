@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 
 from apo.core.objective import ProximalObjective, Terms, add_weight_decay_gradient_, weight_decay_value
 from apo.distributed import Processes, fold_up
-from apo.errors import MissingBatchError
+from apo.errors import MissingBatchError, NonFiniteError, ReplayError
 from apo.passes.isolation import Surface
 from apo.passes.recording import Recording, tree_map
 from apo.rules.base import Comparison
@@ -225,7 +226,8 @@ class LookAheads:
     def _other_at_theta(self) -> tuple[list, Any]:
         """Return predictions and loss (or None) on B' at theta; the first look-ahead evaluates them."""
         if self._at_theta is None:
-            predictions, values = zip(*map(self._without_graph, self.other), strict=True)
+            with _run_again():
+                predictions, values = zip(*map(self._without_graph, self.other), strict=True)
             weighted = [_weighted(v, b.weight) for v, b in zip(values, self.other, strict=True) if v is not None]
             loss = _sum(weighted) if len(weighted) == len(self.other) else None
             self._at_theta = list(predictions), loss
@@ -269,6 +271,22 @@ class LookAheads:
             terms.append(_times(fsd * part.fsd_weight, self.unit))
             discrepancies.append(_times(fsd.detach(), part.fsd_weight / self.objective.fsd_weight))
         return _sum(terms)
+
+
+@contextmanager
+def _run_again() -> Iterator[None]:
+    """Say what it means if the network or the criterion, which served in training, fails on B'."""
+    try:
+        yield
+    except (ReplayError, MissingBatchError, NonFiniteError, torch.cuda.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise RuntimeError(
+            f"running the network again on another batch, the previous one by default, failed with {error!r}: this "
+            "happens where the path through network or criterion depends on an attribute that the loop sets (the task "
+            "of a step, say), so pass that as an argument of forward or of the criterion, or pass fsd_batch='same' and "
+            "leave out total_steps; if fsd_batch is an iterable, its batches must fit the network"
+        ) from error
 
 
 def _gradient(parameter: Tensor, scale: float) -> Tensor:
