@@ -42,7 +42,7 @@ def _one_process_sees_infinity(wrapper: str) -> tuple[int, bool, float]:
     train(tuner, 0, 10)
     x, y = share_of_batch(9)
     if dist.get_rank() == 1:
-        previous = tuner.fsd_batches._previous
+        (previous,) = tuner.fsd_batches._previous
         previous.calls[0].args[0].fill_(float("inf"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -55,6 +55,27 @@ def _one_process_sees_infinity(wrapper: str) -> tuple[int, bool, float]:
 def test_a_look_ahead_that_is_not_finite_on_one_process_is_skipped_by_all(wrapper, tmp_path):
     first, second = in_processes(2, tmp_path, _one_process_sees_infinity, wrapper)
     assert first == second and first[:2] == (1, True)
+
+
+def _two_losses_whose_weights_are_halves_by_chance() -> tuple[list[float], bool]:
+    """On one process alone, and at some steps, the weights of two losses are those of two micro-batches."""
+    model = wrap(network(), "ddp")
+    optimizer, criterion = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9), nn.MSELoss()
+    tuner = apo.attach(optimizer, model, criterion, interval=2)
+    for step in range(12):
+        x, y = share_of_batch(step)
+        by_chance = dist.get_rank() == 1 and step in (0, 3, 6, 7)
+        part = 0.5 if by_chance else 0.25
+        optimizer.zero_grad()
+        (part * criterion(model(x), y)).backward()
+        ((1 - part) * criterion(model(2 * x), y)).backward()
+        optimizer.step()
+    return tuner.history.column("lr/0"), bool(torch.isfinite(weights(model)[0]).all())
+
+
+def test_processes_that_see_different_kinds_of_losses_run_the_same_passes(tmp_path):
+    first, second = in_processes(2, tmp_path, _two_losses_whose_weights_are_halves_by_chance)
+    assert first == second and first[1]
 
 
 OVERFLOWS = {3, 10, 11, 25}  # step 10 would have been a meta-step

@@ -105,7 +105,7 @@ def test_packed_sequences_are_kept_as_such():
 
     run = train(Run("attached", network=Recurrent), pack)
     assert len(run.tuner.history) == 3
-    assert type(run.tuner.fsd_batches._previous.calls[0].args[0]) is PackedSequence
+    assert type(run.tuner.fsd_batches._previous[-1].calls[0].args[0]) is PackedSequence
 
 
 def test_inputs_that_require_a_gradient_do_so_as_the_other_batch():
@@ -121,7 +121,7 @@ def test_inputs_that_require_a_gradient_do_so_as_the_other_batch():
     assert len(flags) > 7 and all(flags)
     state = saved_and_loaded(run.tuner.state_dict())
     run.tuner.load_state_dict(state)
-    assert run.tuner.fsd_batches._previous.calls[0].args[0].requires_grad
+    assert run.tuner.fsd_batches._previous[-1].calls[0].args[0].requires_grad
 
 
 ODD = {
@@ -176,7 +176,7 @@ def test_plain_data_of_every_kind_is_saved_without_a_warning():
         warnings.simplefilter("error")
         state = saved_and_loaded(run.tuner.state_dict())
     run.tuner.load_state_dict(state)
-    assert run.tuner.fsd_batches._previous.calls[0].args[1] == other
+    assert run.tuner.fsd_batches._previous[-1].calls[0].args[1] == other
 
 
 @pytest.mark.parametrize("saved", ["previous", "same"])

@@ -287,3 +287,24 @@ def test_loading_leaves_the_checkpoint_as_it_was():
     run.tuner.load_state_dict(state)
     run.optimizer.load_state_dict(state["optimizer"] | {"apo": state})
     assert (set(state), set(state["optimizer"])) == keys
+
+
+@pytest.mark.parametrize("stop", [5, 6])
+def test_a_step_with_several_losses_resumes_bit_for_bit_with_all_of_them(stop):
+    def build():
+        return Run("attached", "sgdm", save_batch=True)
+
+    def train(run, steps):
+        for index in steps:
+            (x, y), (z, t) = run.batch(index), run.batch(100 + index)
+            run.optimizer.zero_grad()
+            (run.criterion(run.model(x), y) + 0.3 * run.criterion(run.model(z), t)).backward()
+            run.optimizer.step()
+        return run
+
+    whole, before, after = train(build(), range(11)), train(build(), range(stop)), build()
+    checkpoint = saved_and_loaded({"model": before.model.state_dict(), "optimizer": before.optimizer.state_dict()})
+    after.model.load_state_dict(checkpoint["model"])
+    after.optimizer.load_state_dict(checkpoint["optimizer"])
+    assert len(after.tuner.fsd_batches.state_dict()["previous"]) == 2
+    assert_same_run(whole, train(after, range(stop, 11)))

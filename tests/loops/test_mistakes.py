@@ -345,3 +345,42 @@ def test_the_optimizer_inside_a_wrapper_ends_near_the_best_rate():
         return Run(start, wrong(model), tuner)
 
     assert_learns(loop, [*RATES, 1.0], short=0.05)
+
+
+class TwoHeads(nn.Module):
+    """Which head is used is an attribute that the loop sets."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.task = mlp(64, 30), 0
+        self.heads = nn.ModuleList([nn.Linear(30, 10), nn.Linear(30, 2)])
+
+    def forward(self, x):
+        return self.heads[self.task](self.body(x).relu())
+
+
+def tasks_in_turn(**options):
+    model, criterion = TwoHeads(), nn.CrossEntropyLoss()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    tuner = apo.attach(optimizer, model, criterion, **options)
+    for step, (x, y) in enumerate(digit_batches(20)):
+        model.task = step % 2
+        optimizer.zero_grad()
+        criterion(model(x), y % 2 if model.task else y).backward()
+        optimizer.step()
+    return tuner
+
+
+def test_tasks_in_turn_by_an_attribute_are_refused_with_what_to_do():
+    with pytest.raises(
+        RuntimeError, match=r"on another batch.*attribute that the loop sets.*fsd_batch='same'"
+    ) as caught:
+        tasks_in_turn()
+    assert isinstance(caught.value.__cause__, IndexError)
+    assert "\n" not in str(caught.value)
+    assert_at_work(tasks_in_turn(fsd_batch="same"))
+
+
+def test_the_librarys_own_errors_on_another_batch_stay_what_they_are():
+    with pytest.raises(apo.MissingBatchError, match="no targets"):
+        tasks_in_turn(fsd_batch=[digit_batches(1).__next__()[0]], other_batch_share=0.5)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+
+import pytest
 import torch
 import torch.nn.functional as F
-from tests.loops.loop import Run, assert_learns, assert_not_silently_lost, digit_batches, mlp, wrong
+from tests.loops.loop import Run, assert_learns, assert_not_silently_lost, digit_batches, digits, mlp, wrong
 from torch import nn
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 
 import apo
+
+SGDM = functools.partial(torch.optim.SGD, momentum=0.9)
 
 
 def test_mixup_of_inputs_with_two_losses_ends_near_the_best_rate():
@@ -66,6 +71,50 @@ def test_adversarial_training_by_pgd_ends_near_the_best_rate():
         return Run(losses[0], sum(losses[-10:]) / 10, tuner)
 
     assert_learns(loop, [0.1, 0.3], short=0.15)
+
+
+@pytest.mark.parametrize("make_optimizer", [SGDM, torch.optim.AdamW])
+def test_sharpness_aware_minimisation_ends_near_the_best_rate(make_optimizer):
+    """The gradient is that of weights a little uphill: the loop moves there before the second pass, and back after."""
+
+    def loop(lr, attach):
+        model, criterion = mlp(), nn.CrossEntropyLoss()
+        inputs, labels, *_ = digits()
+        loss_of_all = lambda: criterion(model(inputs).detach(), labels).item()  # noqa: E731
+        optimizer = make_optimizer(model.parameters(), lr=lr)
+        tuner, start = attach(optimizer, model, criterion), loss_of_all()
+        for x, y in digit_batches(300):
+            optimizer.zero_grad()
+            criterion(model(x), y).backward()
+            with torch.no_grad():
+                length = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+                uphill = [0.05 * p.grad / length for p in model.parameters()]
+                torch._foreach_add_(list(model.parameters()), uphill)
+            optimizer.zero_grad()
+            criterion(model(x), y).backward()
+            with torch.no_grad():
+                torch._foreach_sub_(list(model.parameters()), uphill)
+            optimizer.step()
+        return Run(start, loss_of_all(), tuner)
+
+    assert_learns(loop, [3e-3, 1e-2, 0.1], short=0.01)
+
+
+@pytest.mark.parametrize(("make_optimizer", "rates"), [(SGDM, [0.1, 0.3]), (torch.optim.AdamW, [1e-2, 3e-2])])
+def test_weights_in_bfloat16_end_near_the_best_rate(make_optimizer, rates):
+    def loop(lr, attach):
+        model, criterion = mlp().bfloat16(), nn.CrossEntropyLoss()
+        inputs, labels, *_ = digits()
+        loss_of_all = lambda: criterion(model(inputs.bfloat16()).detach().float(), labels).item()  # noqa: E731
+        optimizer = make_optimizer(model.parameters(), lr=lr)
+        tuner, start = attach(optimizer, model, criterion, total_steps=400), loss_of_all()
+        for x, y in digit_batches(400):
+            optimizer.zero_grad()
+            criterion(model(x.bfloat16()), y).backward()
+            optimizer.step()
+        return Run(start, loss_of_all(), tuner)
+
+    assert_learns(loop, rates, initial=1e-4, short=0.02)
 
 
 def test_an_exponential_average_of_the_weights_ends_near_the_best_rate():

@@ -68,6 +68,75 @@ def test_promise_and_price_are_those_of_each_batch_alone():
     assert comparison.proximal_price == pytest.approx(2 * FSD * record.fsd + WSD * length, rel=1e-9)
 
 
+def trained(loss_of, criterion, **options):
+    """Returns what a rule was told in a loop with a meta-step at every other step, and the curve of the rate."""
+    torch.manual_seed(0)
+    model = nn.Linear(5, 2).double()
+    rule = Listening(torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9))
+    tuner, told = apo.attach(rule, model, criterion, interval=2, **options), []
+    for step in range(9):
+        x, y = batch(step)
+        rule.optimizer.zero_grad()
+        loss_of(criterion, model, x, y).backward()
+        rule.optimizer.step()
+        told.append(rule.outcome.comparison)
+    return told[::2], tuner.history.column("lr/0")
+
+
+def test_two_halves_of_a_loss_in_two_calls_are_told_apart_as_the_whole_in_one():
+    """Two columns of one output, each with half of the weight, are their mean square error: losses and FSD alike."""
+    criterion = nn.MSELoss()
+    whole = trained(lambda criterion, model, x, y: criterion(model(x), y), criterion, wsd_weight=WSD)
+
+    def in_halves(criterion, model, x, y):
+        output = model(x)
+        return 0.5 * criterion(output[:, :1], y[:, :1]) + 0.5 * criterion(output[:, 1:], y[:, 1:])
+
+    halves = trained(in_halves, criterion, wsd_weight=WSD)
+    for one, two in zip(whole[0], halves[0], strict=True):
+        assert tuple(two) == pytest.approx(tuple(one), rel=1e-8)
+    assert halves[1] == pytest.approx(whole[1], rel=1e-8)
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (1.0, 0.1), (0.3, 0.6)])
+def test_two_terms_in_two_calls_are_compared_as_their_sum_in_one(weights):
+    """The second network call sees other data and the term another weight; without the terms whose unit is a loss's."""
+    first, second = weights
+
+    def both(one, y, two, z):
+        return first * F.mse_loss(one, y) + second * F.mse_loss(two, z)
+
+    def in_one(criterion, model, x, y):
+        return criterion(model(x), y, model(2 * x), 3 * y)
+
+    def in_two(criterion, model, x, y):
+        return first * criterion(model(x), y) + second * criterion(model(2 * x), 3 * y)
+
+    one = trained(in_one, apo.criterion(both), fsd_weight=0.0, discrepancy=apo.SquaredError())
+    two = trained(in_two, nn.MSELoss(), fsd_weight=0.0)
+    for summed, apart in zip(one[0], two[0], strict=True):
+        assert tuple(apart) == pytest.approx(tuple(summed), rel=1e-8)
+
+
+def test_losses_of_another_number_or_total_than_those_before_are_not_compared():
+    def by_turns(criterion, model, x, y):
+        turns.append(None)
+        if len(turns) % 2:
+            return criterion(model(x), y) + 0.4 * criterion(model(2 * x), y)
+        return criterion(model(x), y)
+
+    turns = []
+    told, _ = trained(by_turns, nn.MSELoss())
+    assert told[0] is not None and told[1:] == [None] * 4
+
+    def ever_less(criterion, model, x, y):
+        turns.append(None)
+        return 2.0 ** -len(turns) * (criterion(model(x), y) + 0.4 * criterion(model(2 * x), y))
+
+    turns.clear()
+    assert trained(ever_less, nn.MSELoss())[0][1:] == [None] * 4
+
+
 @pytest.mark.parametrize("options", [{"fsd_batch": "same"}, {"other_batch_share": 0.0}])
 def test_without_a_share_of_another_batch_there_is_nothing_to_compare(options):
     model = nn.Linear(5, 2).double()

@@ -1,6 +1,7 @@
 """Where the batch B' of the function-space term comes from.
 
 * :class:`PreviousBatch` (default): the training batch of the step before. Different data, and no second loader.
+  Of micro-batches it is the last one. A step with several losses of other kinds has one recording for each.
 * :class:`SameBatch`: B itself; its outputs are already there, so a meta-step costs less (appendix D of the paper).
 * :class:`BatchStream`: any iterable of batches, started again when it ends.
 """
@@ -34,12 +35,20 @@ class FSDBatches(ABC):
     #: Whether B' is B, so that the outputs of the training pass serve again.
     is_same: bool = False
 
-    def keep(self, recording: Recording) -> None:
-        """Receive the batch of the step before a meta-step."""
+    def keep(self, recordings: Sequence[Recording]) -> None:
+        """Receive the losses of the step before a meta-step."""
 
     @abstractmethod
-    def draw(self, current: Recording) -> Recording:
-        """Return the batch for a meta-step whose training batch is ``current``."""
+    def draw(self, current: Sequence[Recording], whole: bool = False) -> list[Recording]:
+        """Return the batch for a meta-step.
+
+        Args:
+            current: The losses of the meta-step.
+            whole: Whether they make up the step's loss only together, so that one of them does not stand for it.
+
+        Returns:
+            One recording, or one for each loss of a step.
+        """
 
     def state_dict(self, with_batch: bool = True) -> dict[str, Any]:
         """Return what is needed to continue with the same batches.
@@ -56,7 +65,9 @@ class FSDBatches(ABC):
 class PreviousBatch(FSDBatches):
     """The training batch of the step before; on the very first step, B itself.
 
-    A checkpoint holds the batch if it is plain data, such as tensors, numbers and strings in tuples, lists and dicts.
+    Where a step's losses differ in kind, all of them are kept: from the second meta-step on, because only the first one
+    shows that they do. A checkpoint holds the batch if it is plain data, such as tensors, numbers and strings in
+    tuples, lists and dicts.
 
     Example:
         >>> PreviousBatch().keeps_previous
@@ -66,23 +77,28 @@ class PreviousBatch(FSDBatches):
     keeps_previous = True
 
     def __init__(self) -> None:
-        self._previous: Recording | None = None
+        self._previous: list[Recording] = []
+        self._whole = False  # whether to keep all losses of a step
         self._warned = False
 
-    def keep(self, recording: Recording) -> None:
+    def keep(self, recordings: Sequence[Recording]) -> None:
         """Copy the batch, so that a caller may use its memory again."""
-        self._previous = recording.as_inputs()
+        self._previous = [recording.as_inputs() for recording in (recordings if self._whole else recordings[-1:])]
 
-    def draw(self, current: Recording) -> Recording:
+    def draw(self, current: Sequence[Recording], whole: bool = False) -> list[Recording]:
         """Return the kept batch, or the current one if there is none yet."""
-        return current.as_inputs() if self._previous is None else self._previous
+        self._whole |= whole
+        if self._previous:
+            return self._previous if whole else self._previous[-1:]
+        return [recording.as_inputs() for recording in (current if whole else current[-1:])]
 
     def state_dict(self, with_batch: bool = True) -> dict[str, Any]:
         """Return the kept batch, unless ``torch.load(weights_only=True)`` would refuse the whole checkpoint for it."""
-        saved = self._previous.state_dict() if with_batch and self._previous is not None else None
-        odd = odd_type(saved)
+        previous = [recording.state_dict() for recording in self._previous] if with_batch else []
+        odd = odd_type(previous)
         if odd is None:
-            return {"previous": saved}
+            one = previous[0] if previous else None
+            return {"previous": previous if len(previous) > 1 else one, "whole": self._whole}
         if not self._warned:
             self._warned = True
             warnings.warn(
@@ -91,12 +107,14 @@ class PreviousBatch(FSDBatches):
                 ApoWarning,
                 stacklevel=2,
             )
-        return {"previous": None}
+        return {"previous": None, "whole": self._whole}
 
     def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
         """Restore the kept batch."""
-        saved = state.get("previous")
-        self._previous = None if saved is None else Recording.from_state_dict(saved, device)
+        saved = state.get("previous") or []
+        losses = [saved] if isinstance(saved, dict) else saved
+        self._previous = [Recording.from_state_dict(loss, device) for loss in losses]
+        self._whole = bool(state.get("whole", False))
 
 
 class SameBatch(FSDBatches):
@@ -109,9 +127,9 @@ class SameBatch(FSDBatches):
 
     is_same = True
 
-    def draw(self, current: Recording) -> Recording:
+    def draw(self, current: Sequence[Recording], whole: bool = False) -> list[Recording]:
         """Return the current batch."""
-        return current
+        return list(current)
 
 
 class BatchStream(FSDBatches):
@@ -136,8 +154,8 @@ class BatchStream(FSDBatches):
         self._iterator: Iterator[Any] | None = None
         self._position = 0
 
-    def draw(self, current: Recording) -> Recording:
-        """Return the next batch of the stream.
+    def draw(self, current: Sequence[Recording], whole: bool = False) -> list[Recording]:
+        """Return the next batch of the stream, with one loss however many a step has.
 
         Raises:
             MissingBatchError: The iterable has no batch, or is an exhausted iterator.
@@ -149,7 +167,7 @@ class BatchStream(FSDBatches):
                 batch = next(self._iterator, _END)  # type: ignore[arg-type]
             if batch is not _END:
                 self._position += 1
-                return self._record(batch, current)
+                return [self._record(batch, current[-1])]
             self._iterator = None
         raise MissingBatchError(
             "fsd_batch yielded no batch for the function-space term: pass an iterable that can be started again "

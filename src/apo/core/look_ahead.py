@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from torch import Tensor, nn
 
 from apo.core.objective import ProximalObjective, Terms, add_weight_decay_gradient_, weight_decay_value
 from apo.distributed import Processes, fold_up
-from apo.errors import MissingBatchError
+from apo.errors import MissingBatchError, NonFiniteError, ReplayError
 from apo.passes.isolation import Surface
 from apo.passes.recording import Recording, tree_map
 from apo.rules.base import Comparison
@@ -70,7 +71,8 @@ class LookAheads:
         origin: A copy of theta.
         decay: Coupled weight decay of each parameter.
         batches: B.
-        other: B'; None if it is B, or if no term needs it.
+        other: The losses of B', which make up its loss together; none if it is B, or if no term needs it.
+        other_fsd: The factor of each of them in the function-space term.
         share: The share of the loss term on B'.
         scale: The factor of a GradScaler.
         unit: The unit of the loss, see :func:`apo.core.objective.unit_of_loss`.
@@ -86,13 +88,14 @@ class LookAheads:
     origin: list[Tensor]
     decay: list[float]
     batches: list[Recording]
-    other: Recording | None
+    other: list[Recording]
+    other_fsd: list[float]
     share: float
     scale: float
     unit: float | Tensor
     processes: Processes
     compares: bool = False
-    _at_theta: tuple[Any, Any] | None = field(default=None, init=False)  # prediction and loss on B', once evaluated
+    _at_theta: tuple[list, Any] | None = field(default=None, init=False)  # predictions and loss on B', once evaluated
 
     def look(self, displacement: Sequence[Tensor]) -> LookAhead:
         """Evaluate Q and its gradient at theta + displacement, and come back to theta.
@@ -115,7 +118,7 @@ class LookAheads:
                     total = self._evaluate(part, losses, discrepancies)
                     if total is not None:
                         _times(total, self.scale).backward()
-                    if compares and self.other is not None and index == len(self.batches) - 1:
+                    if compares and self.other and index == len(self.batches) - 1:
                         own_slope = dot([_gradient(p, self.scale) for p in self.parameters], displacement)
                 gradient = [_gradient(p, self.scale) for p in self.parameters]
             comparison = None
@@ -175,7 +178,7 @@ class LookAheads:
     def loss_at_theta(self) -> Tensor:
         """Return Q at theta itself, where nothing has moved: what a look-ahead has to lower."""
         loss = self._own_loss_at_theta()
-        if self.share and self.other is not None:
+        if self.share and self.other:
             loss = (1.0 - self.share) * loss + self.share * self._other_at_theta()[1]
         return loss + weight_decay_value(self.origin, self.decay) if any(self.decay) else loss
 
@@ -190,14 +193,14 @@ class LookAheads:
         With :math:`d = \langle\nabla J(\theta'), \Delta\rangle`, a quadratic J has :math:`a = d - 2 (J' - J)` and
         :math:`c = 2 (d - (J' - J))`. FSD and WSD are quadratic in the look-ahead: slope and price are twice the value.
         """
-        *own, other = losses
+        own, other = losses[: len(self.batches)], losses[len(self.batches) :]
         price = fsd_price = 2.0 * self.objective.fsd_weight * _times(fsd, self.unit)
         if self.objective.wsd_weight:
             price = price + 2.0 * self.objective.wsd_weight * _times(wsd, self.unit)
         own_slope = own_slope / (1.0 - self.share)
         other_slope = (other_slope - fsd_price) / self.share
         own_change = _sum(own) / (1.0 - self.share) - self._own_loss_at_theta()
-        other_change = other / self.share - self._other_at_theta()[1]
+        other_change = _sum(other) / self.share - self._other_at_theta()[1]
         return Comparison(
             torch.sub(own_slope, own_change, alpha=2.0),  # type: ignore[arg-type]
             2.0 * (own_slope - own_change),  # type: ignore[arg-type]
@@ -217,19 +220,28 @@ class LookAheads:
 
     def _parts(self) -> list[_Part]:
         """Return what each batch contributes. If B' is B, training has already made the predictions at theta."""
+        self.batches = [batch if batch.loss is not None else self._measured(batch) for batch in self.batches]
         fsd = self.objective.fsd_weight
-        if self.other is None:
+        if not self.other:
             return [_Part(batch, 1.0, fsd / len(self.batches), batch.prediction) for batch in self.batches]
-        prediction, _ = self._other_at_theta()  # first: it may find that B' has no targets
+        predictions, _ = self._other_at_theta()  # first: it may find that B' has no targets
         own = [_Part(batch, 1.0 - self.share, 0.0, None) for batch in self.batches]
-        return [*own, _Part(self.other, self.share, fsd, prediction)]
+        others = zip(self.other, self.other_fsd, predictions, strict=True)
+        return own + [_Part(batch, self.share, fsd * factor, old) for batch, factor, old in others]
 
-    def _other_at_theta(self) -> tuple[Any, Any]:
-        """Return prediction and loss (or None) on B' at theta; the first look-ahead evaluates them."""
+    def _measured(self, batch: Recording) -> Recording:
+        """Return a batch of B with prediction and loss at theta, which the training pass has seen at other weights."""
+        prediction, loss = self._without_graph(batch)
+        return replace(batch, prediction=prediction, loss=loss)
+
+    def _other_at_theta(self) -> tuple[list, Any]:
+        """Return predictions and loss (or None) on B' at theta; the first look-ahead evaluates them."""
         if self._at_theta is None:
-            assert self.other is not None
-            prediction, loss = self._without_graph(self.other)
-            self._at_theta = prediction, None if loss is None else _weighted(loss, self.other.weight)
+            with _run_again():
+                predictions, values = zip(*map(self._without_graph, self.other), strict=True)
+            weighted = [_weighted(v, b.weight) for v, b in zip(values, self.other, strict=True) if v is not None]
+            loss = _sum(weighted) if len(weighted) == len(self.other) else None
+            self._at_theta = list(predictions), loss
             # Checked at the first meta-step, even if the loss on B' is needed only towards the end of training.
             if loss is None and self.objective.needs_other_targets:
                 self.share = 0.0
@@ -270,6 +282,22 @@ class LookAheads:
             terms.append(_times(fsd * part.fsd_weight, self.unit))
             discrepancies.append(_times(fsd.detach(), part.fsd_weight / self.objective.fsd_weight))
         return _sum(terms)
+
+
+@contextmanager
+def _run_again() -> Iterator[None]:
+    """Say what it means if the network or the criterion, which served in training, fails on B'."""
+    try:
+        yield
+    except (ReplayError, MissingBatchError, NonFiniteError, torch.cuda.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise RuntimeError(
+            f"running the network again on another batch, the previous one by default, failed with {error!r}: this "
+            "happens where the path through network or criterion depends on an attribute that the loop sets (the task "
+            "of a step, say), so pass that as an argument of forward or of the criterion, or pass fsd_batch='same' and "
+            "leave out total_steps; if fsd_batch is an iterable, its batches must fit the network"
+        ) from error
 
 
 def _gradient(parameter: Tensor, scale: float) -> Tensor:

@@ -28,6 +28,7 @@ from apo.core.look_ahead import LookAheads
 from apo.core.loss_scale import LossScale
 from apo.core.objective import ProximalObjective, Terms, unit_of_loss
 from apo.core.records import MetaStep
+from apo.core.several_losses import are_terms, is_same_sum, sizes_of
 from apo.distributed import ALONE, Processes, through_wrapper
 from apo.errors import ApoWarning, NonFiniteError
 from apo.passes.graphs import GraphedNetwork
@@ -187,9 +188,7 @@ class Engine:
             self._check_finite(step, loss, size)
 
         comparison = ahead.comparison and Comparison(*(numbers[name] for name in Comparison._fields))
-        # The relative error of a loss: the average over a batch takes some of that of its elements.
-        autocast = recordings[0].autocast
-        rounding = torch.finfo(autocast.dtype if autocast.enabled else torch.float32).eps / 4
+        rounding = _rounding(recordings[0], parameters)
         outcome = Outcome(
             step, math.inf if exploded else loss, objective, look_aheads.share, comparison, numbers.get("weights"),
             abs(loss) * rounding, numbers.get("silent", 0.0), can_go_back, self.objective.pace,
@@ -251,21 +250,21 @@ class Engine:
         everything = [p for group in self.rule.optimizer.param_groups for p in group["params"]]
         draws_from_host = any(recording.draws_from_host for recording in recordings)
         surface = Surface(modules, everything, draws_from_host)
-        # Several losses in one step may differ in kind, unless they are micro-batches whose mean is taken, and B' has
-        # the last of them alone. Weights of 16 bits lose most of a small look-ahead in rounding.
         weights = [recording.weight for recording in recordings]
-        are_means = [isinstance(w, float) and math.isclose(w, 1.0 / len(weights), rel_tol=0.01) for w in weights]
-        are_halves = [p.dtype in (torch.float16, torch.bfloat16) for p in proposal.parameters]
-        comparable = (len(weights) == 1 or all(are_means)) and not any(are_halves)
-        share, other = self.objective.share(step, comparable, self.rule.compares), None
-        if self.objective.needs_other_batch and not self.batches.is_same:
+        other, sizes, terms, paired = self._other_losses(recordings, origin[0].device, processes)
+        # Nobody has tried to compare batches with weights in float16.
+        comparable = (paired or not terms) and not any(p.dtype == torch.float16 for p in proposal.parameters)
+        share = self.objective.share(step, comparable, self.rule.compares)
+        # B' sees the same dropout masks, and the same state in attributes, at theta and at theta'.
+        state = surface.state()
+        if paired:
+            other = [recording.starting_from(state, recording.weight) for recording in other]
+        elif other:
             # B' counts as B does as a whole: once for the mean of micro-batches. The elements of a loss without
             # reduction have a weight each; their mean fits a batch of any size.
-            weight = (
-                sum(weight.mean() if isinstance(weight, Tensor) else weight for weight in weights) if share else 1.0
-            )
-            # It sees the same dropout masks, and the same state in attributes, at theta and at theta'.
-            other = self.batches.draw(recordings[-1]).starting_from(surface.state(), weight)
+            means = [weight.mean() if isinstance(weight, Tensor) else weight for weight in weights]
+            other = [other[-1].starting_from(state, sum(means) if share else 1.0)]
+        unit = unit_of_loss(sizes if paired else weights)
         # Graphs keep the activations of one call, and do not average gradients over processes.
         graphs_serve = all(len(recording.calls) == 1 for recording in recordings) and not processes.groups
         return LookAheads(
@@ -278,12 +277,33 @@ class Engine:
             decay=proposal.coupled_decay,
             batches=list(recordings),
             other=other,
+            other_fsd=[size / unit for size in sizes_of(other)] if paired else [1.0],  # type: ignore[operator]
             share=share,
             scale=float(self.scaler.get_scale()) if self.scaler is not None and self.scaler.is_enabled() else 1.0,
-            unit=unit_of_loss(weights),
+            unit=unit,
             processes=processes,
             compares=self.rule.compares and comparable,
         )
+
+    def _other_losses(
+        self, recordings: Sequence[Recording], device: torch.device, processes: Processes
+    ) -> tuple[list[Recording], list[float], bool, bool]:
+        """Draw B'; see :mod:`apo.core.several_losses`.
+
+        Returns:
+            The losses of B' (none if it takes no part), the sizes of the weights of the losses of B, whether these are
+            terms of a sum, and whether B' is such a sum of terms, too.
+        """
+        sizes, other = sizes_of(recordings), []
+        terms = are_terms(recordings, sizes)
+        if self.objective.needs_other_batch and not self.batches.is_same:
+            other = self.batches.draw(recordings, whole=terms)
+        paired = terms and is_same_sum(sizes, sizes_of(other))
+        if processes.groups and len(recordings) > 1:  # all run the same passes, or they wait for each other forever
+            votes = processes.gather(torch.tensor([terms, not paired], dtype=torch.float32, device=device))
+            some_terms, some_unpaired = votes.amax(dim=0).tolist()
+            terms, paired = bool(some_terms), not some_unpaired
+        return other, sizes, terms, paired
 
     def _agree(
         self, step: int, numbers: Mapping[str, Tensor], meta_gradient_norm: Tensor, processes: Processes
@@ -326,3 +346,16 @@ class Engine:
                 "so they were left as before: clip the gradients, or lower the optimizer's lr if warm_start is off "
                 "(to continue from here, load a checkpoint: the optimizer's own state has taken the gradient in)"
             )
+
+
+def _rounding(recording: Recording, parameters: Sequence[Tensor]) -> float:
+    """Return the relative error of a loss; changes below it say nothing.
+
+    The average over a batch takes some of the error of its elements. Weights in bfloat16 are rounded where the
+    look-ahead ends, all at once: with four times its precision rates settle at a good value on four small tasks, and
+    with a quarter of it at a tenth of that on one of them.
+    """
+    if any(parameter.dtype == torch.bfloat16 for parameter in parameters):
+        return torch.finfo(torch.bfloat16).eps * 4
+    autocast = recording.autocast
+    return torch.finfo(autocast.dtype if autocast.enabled else torch.float32).eps / 4

@@ -13,7 +13,6 @@ the optimizer's step hooks say when the weights move. One iteration of the loop:
 from __future__ import annotations
 
 import inspect
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,8 +23,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from apo.distributed import leaves_gradients
-from apo.errors import ApoWarning, ReplayError
-from apo.loop.checks import is_loss_of_torch
+from apo.errors import ReplayError
+from apo.loop.checks import warn_of_maximising
 from apo.loop.hooks import (
     fills_gradients,
     is_inner_step,
@@ -38,7 +37,7 @@ from apo.loop.hooks import (
 from apo.loop.idle import Idle
 from apo.loop.outputs import Outputs
 from apo.loop.tuner import Tuner
-from apo.passes.isolation import every_module
+from apo.passes.isolation import every_module, place_of
 from apo.passes.recording import Autocast, Call, Recording, own_loss, own_prediction, tree_map
 from apo.torch_internals import functorch_transform, step_post_hooks, step_pre_hooks
 
@@ -51,6 +50,7 @@ class _Observed:
 
     recording: Recording
     order: int = 0  # which of the losses of this iteration it was
+    place: tuple | None = None  # where the weights were, on a meta-step
     weight: Tensor | None = None
     passes: int = 0  # how often it was back-propagated
     probed: Tensor | None = None  # the weight in `torch.autograd.grad`
@@ -161,6 +161,7 @@ class Attached(Tuner):
         self._skipped = in_closure is None and self._takes_gradients()
         if self._skipped:
             return None
+        self._find_moved()
         self._begin_step()
         self.engine.note_gradients(self.steps, self._theta)
         return in_closure
@@ -175,6 +176,7 @@ class Attached(Tuner):
                 loss = closure()
             finally:
                 self._in_closure = False
+            self._find_moved()
             self._skipped = self._takes_gradients()
             if self._theta is not None:
                 self.engine.note_gradients(self.steps, self._theta)
@@ -195,6 +197,14 @@ class Attached(Tuner):
         if self._skipped:
             return self._skip()
         self._finish_step(self._used_recordings)
+
+    def _find_moved(self) -> None:
+        """Drop losses of weights that have been changed since, as sharpness-aware minimisation does."""
+        place = place_of(self._parameters()) if self.is_meta_step() else None
+        for observed in self._observed:
+            if observed.place not in (None, place):
+                observed.recording = replace(observed.recording, loss=None, prediction=None)
+            observed.place = None  # a closure is called again at other weights, on purpose
 
     # ------------------------------------------------------------------ the forward and backward passes
 
@@ -243,7 +253,8 @@ class Attached(Tuner):
             modules = every_module(part for part in (self.model, self._criterion) if part is not None)
             modes = tuple((module, module.training) for module in modules)
             recording = recording.ended(loss.detach().clone(), kept, modes=modes)
-        observed = _Observed(recording, self._losses)
+        place = place_of(self._parameters()) if self.is_meta_step() else None
+        observed = _Observed(recording, self._losses, place)
         self._losses += 1
         earlier = [other for other in self._observed if other.weight is not None]
         owner = weakref.ref(self)  # the loss may outlive the tuner, or be kept by it
@@ -259,7 +270,7 @@ class Attached(Tuner):
 
     def _note_backward(self, observed: _Observed, earlier: list[_Observed], weight: Tensor) -> None:
         """Receive the weight with which a loss is back-propagated, after some earlier ones."""
-        weight = weight.detach().clone() if self.is_meta_step() else weight
+        weight = weight.detach().clone()
         if observed not in self._observed:
             self._observed = sorted([*self._observed, observed], key=lambda each: each.order)
         if not fills_gradients(self._parameters()):
@@ -277,16 +288,18 @@ class Attached(Tuner):
         """Return the passes that were back-propagated, each with its weight in the total loss."""
         used = self._back_propagated() if self._observed else []
         self._forget()
-        if not (used and self.is_meta_step()):
+        if not used or (len(used) == 1 and not self.is_meta_step()):  # the weight of one loss alone is not asked for
             return [observed.recording for observed in used]
         weights = [observed.weight for observed in used if observed.weight is not None]
         if all(weight.device.type == "cpu" and not weight.ndim for weight in weights):
             weights = [weight.item() for weight in weights]  # reading these waits for no device
-        self._warn_of_maximising(weights)
+        if not self.begun:  # one look at the first meta-step: reading a weight may wait for a device
+            warn_of_maximising(self.engine.criterion, weights)
         divisor = self._loss_scale(weights, sum(observed.passes for observed in used))
-        parameters = self._parameters()
-        settled = [observed.recording.settled(parameters) for observed in used]
-        return [replace(recording, weight=w / divisor) for recording, w in zip(settled, weights, strict=True)]
+        recordings, parameters = [observed.recording for observed in used], self._parameters()
+        if self.is_meta_step():
+            recordings = [recording.settled(parameters) for recording in recordings]
+        return [replace(recording, weight=w / divisor) for recording, w in zip(recordings, weights, strict=True)]
 
     def _back_propagated(self) -> list[_Observed]:
         """Return the losses that made the gradients: those of ``backward()``, else those of ``torch.autograd.grad``."""
@@ -307,18 +320,6 @@ class Attached(Tuner):
                 "criterion, criterion = apo.criterion(your_function)"
             )
         return used
-
-    def _warn_of_maximising(self, weights: Sequence[Tensor | float]) -> None:
-        """Say that a loss of torch is made larger; a negative weight turns any other criterion into a loss."""
-        if self.begun or not is_loss_of_torch(self.engine.criterion):
-            return  # one look at the first meta-step: reading a weight may wait for a device
-        if any(float(weight.sum() if isinstance(weight, Tensor) else weight) < 0 for weight in weights):
-            warnings.warn(
-                "criterion must be minimised, got a negative weight in front of it: the learned rate is the one that "
-                "makes the loss larger; back-propagate the loss itself, or detach() apo if that is what you want",
-                ApoWarning,
-                stacklevel=2,
-            )
 
     def _loss_scale(self, weights: Sequence[Tensor | float], passes: int) -> Tensor | float:
         scaler = self.engine.scaler

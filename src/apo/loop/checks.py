@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
+from apo.errors import ApoWarning
 from apo.loop.hooks import own_hooks
 from apo.rules.base import Rule
 from apo.torch_internals import is_scripted
 
-__all__ = ["check_arguments", "is_loss_of_torch"]
+__all__ = ["check_arguments", "is_loss_of_torch", "warn_of_maximising"]
 
 
 def check_arguments(
@@ -94,3 +97,16 @@ def is_loss_of_torch(criterion: Any) -> bool:
     if isinstance(criterion, nn.Module):
         return type(criterion).__module__ == nn.MSELoss.__module__
     return criterion is getattr(functional, getattr(criterion, "__name__", ""), None) and criterion is not None
+
+
+def warn_of_maximising(criterion: object, weights: Sequence[Tensor | float]) -> None:
+    """Say that a loss of torch is made larger; a negative weight turns any other criterion into a loss."""
+    if not is_loss_of_torch(criterion):
+        return
+    if any(float(weight.sum() if isinstance(weight, Tensor) else weight) < 0 for weight in weights):
+        warnings.warn(
+            "criterion must be minimised, got a negative weight in front of it: the learned rate is the one that "
+            "makes the loss larger; back-propagate the loss itself, or detach() apo if that is what you want",
+            ApoWarning,
+            stacklevel=3,
+        )

@@ -272,7 +272,7 @@ class Tuner:
         finally:
             REPLAYING.now, self._due = False, None
         if recordings and self.fsd_batches.keeps_previous and self.is_meta_step(self.steps + 1):
-            self.fsd_batches.keep(recordings[-1])
+            self.fsd_batches.keep(recordings)
         self._forget()
         self.steps += 1
         if record is not None:

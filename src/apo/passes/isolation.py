@@ -30,7 +30,7 @@ from apo.torch_internals import (
 )
 from apo.vectors import assign_, copies
 
-__all__ = ["PassState", "PlainAttributes", "RandomState", "Surface", "every_module"]
+__all__ = ["PassState", "PlainAttributes", "RandomState", "Surface", "every_module", "place_of"]
 
 #: What every module has: registries, hooks and the training mode, which is put back elsewhere.
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
@@ -209,6 +209,23 @@ class PassState:
         """Let the next pass start from here."""
         self.random.restore()
         self.attributes.restore()
+
+
+def place_of(parameters: Iterable[Tensor]) -> tuple:
+    """Return something that changes if one of the weights does, without a look at them: it costs a device nothing.
+
+    What is done to ``p.data`` in place escapes it; another tensor put there does not.
+
+    Example:
+        >>> weight = nn.Parameter(torch.ones(2))
+        >>> before = place_of([weight])
+        >>> with torch.no_grad():
+        ...     _ = weight.add_(0.1).sub_(0.1)
+        >>> before == place_of([weight]), place_of([weight]) == place_of([weight])
+        (False, True)
+    """
+    # Tensors of other classes, such as DTensors, need not have memory of their own.
+    return tuple((version_of(p), p.data_ptr() if type(p) is nn.Parameter else 0) for p in parameters)
 
 
 class Surface:

@@ -128,7 +128,7 @@ class Recording:
         loss_kwargs: Keyword arguments of the criterion.
         slots: Where the outputs go.
         autocast: Precision of the forward pass.
-        loss: Value of the loss in training, detached.
+        loss: Value of the loss in training, detached; None if it is not known at the weights of the step.
         weight: Factor of this loss in what was back-propagated (1/n for n accumulated micro-batches).
         prediction: What the criterion saw in training, detached; kept only if it is needed.
         modes: The modules of network and criterion, and whether each was in training mode.
@@ -271,9 +271,9 @@ class Recording:
         """Return a copy that owns its tensors, without random state and training loss: a batch for the FSD term."""
         own = _OnceForEach(lambda t: t.detach().clone().requires_grad_(t.requires_grad))
         calls = tuple(Call(tree_map(own, call.args), tree_map(own, call.kwargs)) for call in self.calls)
-        loss_args, loss_kwargs = tree_map(own, self.loss_args), tree_map(own, self.loss_kwargs)
+        loss_args, loss_kwargs, weight = tree_map(own, (self.loss_args, self.loss_kwargs, self.weight))
         slots = tuple(slot.with_constants(own) for slot in self.slots)
-        return Recording(calls, loss_args, loss_kwargs, slots, self.autocast)
+        return Recording(calls, loss_args, loss_kwargs, slots, self.autocast, weight=weight)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what ``torch.load(weights_only=True)`` accepts if the arguments are plain, see :func:`odd_type`."""
@@ -283,6 +283,7 @@ class Recording:
             "loss_kwargs": self.loss_kwargs,
             "slots": [(s.position, s.call, s.path, s.shape, as_plain(s.operation)) for s in self.slots],
             "autocast": (self.autocast.device_type, self.autocast.enabled, self.autocast.dtype),
+            "weight": self.weight,
         }
 
     @classmethod
@@ -295,6 +296,7 @@ class Recording:
             loss_kwargs=state["loss_kwargs"],
             slots=tuple(Slot(p, call, tuple(path), *map(from_plain, rest)) for p, call, path, *rest in state["slots"]),
             autocast=Autocast(*state["autocast"]),
+            weight=state.get("weight", 1.0),
         )
 
 
