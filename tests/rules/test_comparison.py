@@ -155,11 +155,14 @@ def test_a_batch_stream_without_targets_leaves_the_loss_on_the_steps_own_batch()
 
 
 @pytest.mark.parametrize(
-    ("curvature", "signal", "expected"),
-    [(0.0, 0.5, 2.0), (1.0, 0.0, 2.0), (0.5, 0.25, 3.8), (1.0, 0.5, 8.0), (0.25, 0.9, 3.8)],
+    ("curvature", "signal", "expected", "adaptive"),
+    [
+        *((0.0, 0.5, 2.0, False), (1.0, 0.0, 2.0, False), (0.5, 0.25, 3.8, False), (0.25, 0.9, 3.8, True)),
+        *((1.0, 0.5, 16.0, False), (1.0, 0.5, 8.0, True)),
+    ],
 )
-def test_shared_curvature_and_signal_together_bear_more_over_relaxation(curvature, signal, expected):
-    sigma = OverRelaxation(0.9)
+def test_shared_curvature_and_signal_together_bear_more_over_relaxation(curvature, signal, expected, adaptive):
+    sigma = OverRelaxation(0.9, adaptive)
     for _ in range(50):
         sigma.observe(seen(Comparison(2.0, 0.8, 2.0 * signal, 0.8 * curvature, 0.1)))
     assert sigma.value == pytest.approx(expected, rel=2e-3)

@@ -108,6 +108,21 @@ def test_a_plateau_has_ended_where_batches_that_have_become_noisy_are_better_on_
     assert progress.has_begun and not where(verdicts, Standing.HELD_BACK)
 
 
+@pytest.mark.parametrize(("noise", "enough"), [(0.2, 0.026), (0.01, 0.13)])
+def test_a_network_has_begun_to_learn_if_it_is_better_than_at_first_on_the_same_batch(noise, enough):
+    """The first batch was an easy one, so the average is not below it; on a plateau it takes more."""
+    losses = [2.6] + [2.7 + noise * (-1) ** k for k in range(13)]  # no longer than patience lasts
+    begun = {}
+    for lower in (0.9 * enough, 1.1 * enough):
+        progress = Progress()
+        progress.hold(-5.0, -3.0)
+        follow(progress, losses[:9], [-2.0] * 9, setback=-lower)
+        assert not progress.has_begun
+        follow(progress, losses[9:], [-2.0] * 5, setback=-lower)
+        begun[lower] = progress.has_begun
+    assert list(begun.values()) == [False, True]
+
+
 def test_in_a_short_run_the_rate_climbs_faster_on_a_plateau():
     allowed = {}
     for pace in (1.0, 2.0):

@@ -92,6 +92,9 @@ _RESTORED = 0.5
 #: How many times its noise a loss has to be lower than at the first weights, on the same batch, for a beginning: after
 #: a plateau it has to be beyond doubt.
 _LOWER, _LOWER_AFTER_PLATEAU = 0.5, 2.0
+#: The same before that, relative to the first loss and to the noise: an easy first batch hides for hundreds of steps
+#: that the network learns. On a plateau outputs may just have learned the mean of the targets.
+_BEGUN, _BEGUN_ON_PLATEAU = (0.01, 0.1), (0.05, 2.0)
 #: How many more of the parameters than at first have no gradient in a dead network, and for how many observations.
 _SILENT = 0.5
 _SILENT_TIMES = 3
@@ -204,6 +207,9 @@ class Progress:
             is_better = at_once or (self._count > _FIRST_LOOKS and mean < self._first - 2.0 * max(near, noise))
         else:
             is_better = mean < self._best - max(0.01 * abs(self._best), 0.1 * noise)
+        if not (is_better or self._has_begun) and self._count % _FIRST_LOOKS == 0 and setback is not None:
+            part, times = _BEGUN_ON_PLATEAU if self._on_plateau else _BEGUN
+            is_better = setback() < -max(part * abs(self._first), times * noise)
         if is_better:
             self._best, self._since, self._level, self._ceiling = mean, 0, log_rate, math.inf
             self._has_begun, self._last_step = True, step
