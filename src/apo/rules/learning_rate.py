@@ -233,7 +233,7 @@ class LearningRate(Rule):
         change = None  # of log eta, if the batches say where the look-ahead turns
         if outcome is not None and self._relaxation is not None:
             rate, ahead = self.learned_rates()[0] * self._fade_ahead, self.rates_ahead()[0]  # with its sigma
-            self._relaxation.observe(outcome)
+            self._relaxation.observe(outcome, self._progress.has_begun)
             if self._turning_point is not None and outcome.comparison is not None:
                 pace = self._cadence.pace(outcome.step, outcome.pace)
                 change = self._turning_point.change(
