@@ -47,23 +47,14 @@ class Failure:
 Outcome = tuple[RunConfig, Record | Failure]
 
 
-def in_turn(
-    configs: Sequence[RunConfig], assignment: Assignment, listener: Listener, left_out: set[str]
-) -> Iterator[Outcome]:
-    """Train runs one after the other, in this process; arguments and results as of :func:`side_by_side`."""
-    for config in configs:
-        if config.recipe not in left_out:
-            yield config, _outcome(assignment, config, listener)
-
-
-def side_by_side(
+def carried_out(
     configs: Sequence[RunConfig],
     jobs: int,
     assignment: Assignment,
-    listener: Callable[[], Listener],
+    lanes: Callable[[], Listener],
     left_out: set[str],
 ) -> Iterator[Outcome]:
-    """Train several runs at a time, and return each when it ends.
+    """Train runs, in this process or several at a time, each in its own, and return each when it ends.
 
     A process that is killed affects only its own run; the same call resumes it from its checkpoint.
 
@@ -71,7 +62,7 @@ def side_by_side(
         configs: The runs, in the order in which they begin.
         jobs: How many there are at a time.
         assignment: Their common settings.
-        listener: Gives each of them a listener.
+        lanes: Gives those that follow each other, or each of several, a listener.
         left_out: Names of recipes of which no further run begins; the caller may add to it between two outcomes.
 
     Yields:
@@ -80,6 +71,10 @@ def side_by_side(
     Raises:
         KeyboardInterrupt: It was interrupted, or time is up; all runs have stopped, with a checkpoint each.
     """
+    if jobs == 1:
+        lane = lanes()
+        yield from ((config, _outcome(assignment, config, lane)) for config in configs if config.recipe not in left_out)
+        return
     waiting, incomplete = list(reversed(configs)), False
     with interruptible(assignment.deadline) as interruption, Crew(jobs, "apo run") as crew:
         while crew.members or (waiting and not interruption.due):
@@ -89,9 +84,9 @@ def side_by_side(
                     continue
                 record = finished(config.directory(assignment.root))
                 if record is None:
-                    crew.begin(_outcome, (assignment, config), listener(), config)
+                    crew.begin(_outcome, (assignment, config), lanes(), config)
                 else:  # not worth a process
-                    listener().finished(record)
+                    lanes().finished(record)
                     yield config, record
                 continue
             for member in crew.ended():

@@ -1,17 +1,17 @@
-"""Listeners receive the progress of runs: the command line's display, a sweep, or none."""
+"""Listeners receive the progress of runs: the command line's display, or a process that passes it on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, final
+from typing import Any
 
 from apo_experiments.problem import Budget
 from apo_experiments.records import Record
 from apo_experiments.runs import RunConfig
 
 
-class Listener(Protocol):
-    """Receives the progress of a run."""
+class Listener:
+    """Receives the progress of a run, and ignores what a subclass does not want."""
 
     def started(self, config: RunConfig, budget: Budget) -> None:
         """A run starts or resumes; one that was finished before is only reported as ``finished``."""
@@ -24,8 +24,3 @@ class Listener(Protocol):
 
     def message(self, text: str) -> None:
         """A message for the user."""
-
-
-@final
-class Silence(Listener):
-    """A listener that ignores everything."""

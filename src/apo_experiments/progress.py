@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any, TextIO, final
 
+from apo_experiments.listeners import Listener
 from apo_experiments.problem import Budget
 from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record
@@ -53,7 +54,7 @@ def expected_seconds(recipe: Recipe, config: RunConfig) -> float:
 
 @final
 class Progress(AbstractContextManager["Progress"]):
-    """Shows all runs of a command; a listener itself if there is one run at a time.
+    """Shows all runs of a command, each in a lane.
 
     The whole command takes as long as the runs at work still need, by their own pace, and as the recipes say about the
     others, corrected by how much longer or shorter than that the runs here have taken.
@@ -71,8 +72,6 @@ class Progress(AbstractContextManager["Progress"]):
         self.bars: Any = _bars(self.stream) if self.stream.isatty() and os.environ.get("TERM", "") != "dumb" else None
         self._whole: Any = None
         self._warned = False
-        own = self.lane()
-        self.started, self.row, self.finished = own.started, own.row, own.finished
 
     def __enter__(self) -> Progress:
         if self.bars is not None:
@@ -85,9 +84,9 @@ class Progress(AbstractContextManager["Progress"]):
         with suppress(OSError):
             self.stream.flush()
 
-    def expect(self, runs: int, left: Sequence[RunConfig], jobs: int = 1) -> None:
-        """Announce how many runs there are and which of them are left to train, and warn if that takes days."""
-        self.runs, self.jobs = runs, jobs
+    def expect(self, left: Sequence[RunConfig], jobs: int = 1, finished: int = 0) -> None:
+        """Announce which runs are left to train and how many are finished, and warn if it takes days."""
+        self.runs, self.jobs = len(left) + finished, jobs
         self.waiting = {run.identity(): expected_seconds(self.recipes[run.recipe], run) for run in left}
         seconds = sum(self.waiting.values())
         if self.bars is not None and self.runs > 1:
@@ -157,7 +156,7 @@ class Progress(AbstractContextManager["Progress"]):
 
 
 @final
-class Lane:
+class Lane(Listener):
     """The listener of one run at a time.
 
     Its pace is measured from the first two rows of this session on, in wall time, which includes evaluation. Before

@@ -19,10 +19,11 @@ import torch
 from apo_experiments.checkpoints import Checkpoint
 from apo_experiments.errors import UserError
 from apo_experiments.interruption import check_time, interruptible
-from apo_experiments.listeners import Listener, Silence
+from apo_experiments.listeners import Listener
 from apo_experiments.locks import locked
 from apo_experiments.problem import Budget
 from apo_experiments.recipe import Recipe, Setting
+from apo_experiments.recipes import RECIPES
 from apo_experiments.records import NAME, Record, RecordWriter, read
 from apo_experiments.runs import RunConfig
 from apo_experiments.training import Training
@@ -65,7 +66,7 @@ def train(
         UserError: The run cannot be trained; the message says what to do.
         KeyboardInterrupt: It was interrupted, or (:class:`TimeIsUp`) the deadline passed; the same call resumes it.
     """
-    listener = listener or Silence()
+    listener = listener or Listener()
     directory = config.directory(Path(root))
     record = finished(directory)
     if record is None:
@@ -236,8 +237,6 @@ def _summary(
 
 def _found(config: RunConfig) -> tuple[Recipe, torch.device]:
     """Return the recipe and the device of a run."""
-    from apo_experiments.recipes import RECIPES
-
     if config.recipe not in RECIPES:
         raise UserError(f"there is no recipe {config.recipe!r}: choose one of {', '.join(sorted(RECIPES))}.")
     try:

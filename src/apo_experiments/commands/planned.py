@@ -6,15 +6,18 @@ import argparse
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from apo_experiments import records, tuning
 from apo_experiments.commands import options
 from apo_experiments.errors import UserError
-
-if TYPE_CHECKING:
-    from apo_experiments.recipe import Recipe
-    from apo_experiments.records import Record
-    from apo_experiments.runs import RunConfig
+from apo_experiments.methods import METHODS
+from apo_experiments.progress import counted
+from apo_experiments.recipe import Recipe
+from apo_experiments.recipes import plan
+from apo_experiments.records import Record
+from apo_experiments.results import figure_text, set_words
+from apo_experiments.runs import RunConfig
 
 
 @dataclass
@@ -55,8 +58,6 @@ def planned(recipe: Recipe, arguments: argparse.Namespace, labels: Sequence[str]
         arguments: Of ``apo run``.
         labels: Labels of methods or patterns; None for all methods.
     """
-    from apo_experiments.recipes import plan
-
     overrides = options.overrides(arguments)
     runs = plan(recipe, arguments.scale, labels=labels, seeds=arguments.seeds, overrides=overrides)
     runs = _without_missing_packages(recipe, runs, named=labels or ())
@@ -69,8 +70,6 @@ def planned(recipe: Recipe, arguments: argparse.Namespace, labels: Sequence[str]
 
 def _without_missing_packages(recipe: Recipe, runs: list[RunConfig], named: Iterable[str]) -> list[RunConfig]:
     """Leave out methods whose package is not installed, and say which; those that the user has named stay."""
-    from apo_experiments.methods import METHODS
-
     wanted = {label.lower() for label in named}
     others = [config for config in runs if config.label.lower() not in wanted and config.method in METHODS]
     missing = {config.label: package for config in others if (package := METHODS[config.method].missing) is not None}
@@ -84,9 +83,6 @@ def _with_best(
     recipe: Recipe, runs: list[RunConfig], overrides: Mapping[str, str], arguments: argparse.Namespace
 ) -> Planned:
     """Put the best hyperparameters into the runs; what the user has set is kept."""
-    from apo_experiments import records
-    from apo_experiments.recipes import plan
-
     (swept,) = options.recipes([arguments.best_of]) if arguments.best_of else [recipe]
     known = records.find(options.runs_folder(arguments), swept.name, arguments.scale)
     found = Planned([])
@@ -105,10 +101,6 @@ def _best(
     swept: Recipe, config: RunConfig, known: list[Record], arguments: argparse.Namespace
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the best hyperparameters for a method and where they come from, and print that."""
-    from apo_experiments import sweep, tuning
-    from apo_experiments.progress import counted
-    from apo_experiments.results import figure_text, set_words
-
     root = options.runs_folder(arguments)
     where, storage = str(root), arguments.storage
     if storage is None and (storage := tuning.storage_of(swept, config.label, arguments.scale, known)):
@@ -118,7 +110,10 @@ def _best(
         if ":***@" in storage:
             raise UserError(f"records contain no passwords: give the address {storage} with --storage.")
     if storage not in (None, "none"):
-        known, where = sweep.tried(swept, arguments.scale, storage, root), storage.rpartition("@")[2]
+        from apo_experiments import sweep  # which imports Optuna
+
+        url = sweep.address(storage, root)
+        known, where = sweep.tried(swept.name, arguments.scale, url), storage.rpartition("@")[2]
     choice = tuning.choose(swept, config.label, arguments.scale, known, config.options, where)
     origin = choice.origin
     runs = f"{counted(origin['points'], 'point')} of {counted(origin['epochs'], 'epoch')}"

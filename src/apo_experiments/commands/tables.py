@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from apo_experiments.recipe import Recipe
-    from apo_experiments.results import Result
+from apo_experiments.recipe import Recipe
+from apo_experiments.results import Result, figure_text, findings, leader
 
 
 def show(text: str) -> None:
@@ -52,8 +50,6 @@ def comparison(recipe: Recipe, scale: str, results: Sequence[Result]) -> str:
     """Return the table of a recipe: the paper's figures and ours, the best of each with a star.
 
     Example:
-        >>> from apo_experiments.recipe import Recipe
-        >>> from apo_experiments.results import Result
         >>> recipe = Recipe("tiny", "", "Table 2", None, {}, (), {}, (), metric="accuracy", goal="max")
         >>> print(comparison(recipe, "cpu", [Result("SGDm", (75.0, 76.0), paper=75.73), Result("APO", (77.0,))]))
         tiny (Table 2), scale cpu: accuracy, more is better (* the best)
@@ -63,8 +59,6 @@ def comparison(recipe: Recipe, scale: str, results: Sequence[Result]) -> str:
         APO     77.00*                  1           -
         In front here: APO with 77.00; in the paper: SGDm with 75.73.
     """
-    from apo_experiments.results import figure_text, findings, leader
-
     best, paper_best = leader(recipe, results), leader(recipe, results, paper=True)
     run = [result for result in results if result.values or result.diverged or result.unfinished]
     rows = [

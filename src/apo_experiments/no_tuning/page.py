@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from apo_experiments.figures import png
 from apo_experiments.files import write_atomically
+from apo_experiments.no_tuning import figures
 from apo_experiments.no_tuning.archive import read
 from apo_experiments.no_tuning.choice import Runs
 from apo_experiments.no_tuning.scores import Score, Task, scored, standings, task_runs
@@ -40,9 +42,6 @@ def publish(results: Path, docs: Path) -> list[Path]:
     Returns:
         The files that were written.
     """
-    from apo_experiments.figures import png
-    from apo_experiments.no_tuning import figures
-
     records, written = read(results), []
     for scale in _scales(records):
         runs = task_runs(RECIPES.values(), scale, records)

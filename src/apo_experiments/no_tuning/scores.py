@@ -11,7 +11,8 @@ from apo_experiments.no_tuning.choice import Runs, calibrated, guess_of, regret,
 from apo_experiments.recipe import Recipe
 from apo_experiments.recipes.untuned import USUAL, base_of, label_of
 from apo_experiments.records import Record, by_label
-from apo_experiments.results import current, value
+from apo_experiments.results import value
+from apo_experiments.tuning import current
 
 __all__ = ["DEAD", "NEAR", "Score", "Standing", "Task", "ranks", "scored", "standings", "task_runs"]
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from apo_experiments import figures
 from apo_experiments.errors import UserError
 from apo_experiments.files import write_atomically
 from apo_experiments.progress import counted
@@ -26,6 +27,7 @@ from apo_experiments.publication.rows import (
 from apo_experiments.publication.summary import summary
 from apo_experiments.publication.tuning_log import read_tuning
 from apo_experiments.recipe import Recipe
+from apo_experiments.recipes import FAMILIES, RECIPES
 from apo_experiments.records import grouped
 from apo_experiments.results import figure_text, findings, summarise
 
@@ -46,8 +48,6 @@ def publish_page(results: Path, docs: Path) -> list[Path]:
     Returns:
         The files that were written.
     """
-    from apo_experiments import figures
-
     found = sections(results)
     written = []
     for recipe, scale, own in found:
@@ -64,8 +64,6 @@ def publish_page(results: Path, docs: Path) -> list[Path]:
 
 def sections(results: Path) -> list[Section]:
     """Return all recipes with compact records, in the recipes' order, the largest scale first."""
-    from apo_experiments.recipes import RECIPES
-
     records = find(results)
     pairs = {(record.config.recipe, record.config.scale) for record in records}
     return [
@@ -90,8 +88,6 @@ def updated(page: str, found: Sequence[Section], results: Path) -> str:
         found: As from :func:`sections`.
         results: The folder of all compact records.
     """
-    from apo_experiments.recipes import FAMILIES, RECIPES
-
     page = replaced(page, markdown(found, results))
     # The benchmark without tuning has its own page.
     own = {name: recipe for name, recipe in RECIPES.items() if name not in FAMILIES["no-tuning"]}

@@ -14,8 +14,9 @@ from typing import Any
 from apo_experiments.publication.compact import rounded
 from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record, grouped
-from apo_experiments.results import Result, complete_settings, current, one_per_seed, result, setting_text, variant
+from apo_experiments.results import Result, complete_settings, result, setting_text, variant
 from apo_experiments.runs import RunConfig
+from apo_experiments.tuning import current, one_per_seed
 
 
 @dataclass(frozen=True)
