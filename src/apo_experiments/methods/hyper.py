@@ -25,7 +25,7 @@ COMMON: dict[str, Any] = {
     "cuda_graph": True,
 }
 
-_TRUTHS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
+_TRUTHS = {word: value for value in (True, False) for word in ("true yes on 1" if value else "false no off 0").split()}
 _NONE = ("none", "null", "")
 
 
