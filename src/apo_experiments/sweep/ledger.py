@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -26,7 +27,7 @@ from apo_experiments.records import Record
 from apo_experiments.runs import RunConfig
 from apo_experiments.sweep.database import exists, open_database, reachable
 from apo_experiments.sweep.grid import Point, Search
-from apo_experiments.sweep.presence import Silences, is_gone, remove_card
+from apo_experiments.sweep.presence import is_gone
 from apo_experiments.tuning import worst
 
 #: What Optuna raises on a change to a finished trial; it has a separate subclass since version 4.0.
@@ -50,6 +51,7 @@ class Ledger:
         self.search = search
         self.points = search.points[:trials]
         self._storage = storage
+        self._beats: dict[int, tuple[int, float]] = {}  # by trial: the last heartbeat, and when it was new here
         direction = "minimize" if search.recipe.goal == "min" else "maximize"
         optuna.create_study(storage=storage, study_name=search.name, direction=direction, load_if_exists=True)
         self._study_id = storage.get_study_id_from_name(search.name)
@@ -103,24 +105,30 @@ class Ledger:
         """Withdraw a claim after an error or an interruption; the point is free again."""
         return self._close(claim.trial_id, TrialState.FAIL, error=error)
 
-    def fail_the_dead(self, folder: Path, silences: Silences) -> list[int]:
+    def fail_the_dead(self, folder: Path, patience: float) -> list[int]:
         """Free the points of dead workers, and return their indices.
 
         Args:
             folder: Where this machine's workers keep their lock files.
-            silences: What this worker has seen of the heartbeats.
+            patience: After so many seconds without a new heartbeat a worker counts as dead. The first look at a trial
+                starts the clock, which is this process's own.
         """
         freed = []
         for index, trial in self._standing().items():
             if trial.state != TrialState.RUNNING:
                 continue
-            card = trial.user_attrs.get("worker", {})
-            trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, trial.number)
-            if is_gone(card, folder) or silences.too_long(trial_id, trial.user_attrs.get("beat", 0)):
+            now, beat, card = time.monotonic(), trial.user_attrs.get("beat", 0), trial.user_attrs.get("worker", {})
+            last, since = self._beats.get(trial.number, (None, now))
+            if beat != last:
+                self._beats[trial.number] = beat, now
+            silent = beat == last and now - since > patience
+            if silent or is_gone(card, folder):
+                trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, trial.number)
                 if self._close(trial_id, TrialState.FAIL):
                     freed.append(index)
                 if card:
-                    remove_card(card, folder)
+                    with suppress(OSError):
+                        (folder / card["name"]).unlink(missing_ok=True)
         return freed
 
     def unfinished(self) -> set[int]:

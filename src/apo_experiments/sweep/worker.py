@@ -21,7 +21,7 @@ from apo_experiments.runs import RunConfig
 from apo_experiments.sweep.database import address, open_database, reachable
 from apo_experiments.sweep.grid import Point, searches
 from apo_experiments.sweep.ledger import Claim, Ledger
-from apo_experiments.sweep.presence import Silences, beating, present
+from apo_experiments.sweep.presence import beating, present
 from apo_experiments.train import train
 from apo_experiments.tuning import judging_metric, worst
 
@@ -117,13 +117,13 @@ def _work(order: Order, books: Sequence[Ledger], listener: Listener) -> None:
     It ends when every point has a result, from any worker. A point whose run fails with an error is tried once by each
     worker.
     """
-    silences, folder, waited = Silences(order.patience), order.root / "sweeps", False
+    folder, waited = order.root / "sweeps", False
     failed: dict[str, set[int]] = {book.search.name: set() for book in books}
     with reachable(order.url), present(folder) as card:
         while True:
             check_time(order.deadline)
             for book in books:
-                for index in book.fail_the_dead(folder, silences):
+                for index in book.fail_the_dead(folder, order.patience):
                     listener.message(
                         f"{book.search.label}, {book.points[index]}: its worker died, so it is tried again"
                     )
