@@ -252,7 +252,3 @@ class _Version(argparse.Action):
 
         print(f"apo {apo.__version__}")
         parser.exit()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

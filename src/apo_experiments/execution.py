@@ -10,11 +10,10 @@ from typing import Any
 
 from apo_experiments.errors import UserError
 from apo_experiments.interruption import interruptible
-from apo_experiments.listeners import Listener
 from apo_experiments.processes import Crew
 from apo_experiments.records import Record
 from apo_experiments.runs import RunConfig
-from apo_experiments.train import finished, train
+from apo_experiments.train import Listener, finished, train
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ import torch
 from apo_experiments.checkpoints import Checkpoint
 from apo_experiments.errors import UserError
 from apo_experiments.interruption import check_time, interruptible
-from apo_experiments.listeners import Listener
 from apo_experiments.locks import locked
 from apo_experiments.problem import Budget
 from apo_experiments.recipe import Recipe, Setting
@@ -31,6 +30,22 @@ from apo_experiments.training import Training
 #: How a step says that there is nothing left to train; apo.NonFiniteError is the first of them.
 _DIVERGENCE = (FloatingPointError, torch.linalg.LinAlgError)  # pyright: ignore[reportPrivateImportUsage]
 _BOOKKEEPING = ("kind", "step", "epoch", "seconds")
+
+
+class Listener:
+    """Receives the progress of a run: for the command line's display, or to pass it on. This one ignores everything."""
+
+    def started(self, config: RunConfig, budget: Budget) -> None:
+        """A run starts or resumes; one that was finished before is only reported as ``finished``."""
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """An epoch is over; if it is not, the row covers its steps so far and has no metrics."""
+
+    def finished(self, record: Record) -> None:
+        """The run has finished."""
+
+    def message(self, text: str) -> None:
+        """A message for the user."""
 
 
 def train(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from apo_experiments.errors import UserError
@@ -22,25 +21,17 @@ from apo_experiments.roles import chosen_by, is_swept, is_trial, trial_command
 _COMPUTATION = {"validation", "precision", "cuda_graph", "channels_last", "tf32", "cudnn_benchmark"}
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The best hyperparameters, except those on how numbers are computed, and their origin, for the record.
-
-    The origin has the metric and its value, how many points of how many epochs and seeds were tried, by which commands,
-    and where they differ.
-    """
-
-    hyper: dict[str, Any]
-    origin: dict[str, Any]
-
-
 def choose(
     recipe: Recipe, label: str, scale: str, records: Sequence[Record], options: Mapping[str, Any], where: str = ""
-) -> Choice:
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Choose by the metric on validation data, if the task can hold some out.
 
     The runs with the most epochs decide: a longer sweep over the best points of a short one replaces it. Runs whose
     task has other ``options`` do not count.
+
+    Returns:
+        The best hyperparameters, except those on how numbers are computed, and their origin, for the record: the metric
+        and its value, how many points of how many epochs and seeds were tried, by which commands, where they differ.
     """
     tried = [record for record in records if _counts(recipe, label, scale, record, options)]
     longest = max((record.config.epochs for record in tried), default=0)
@@ -69,7 +60,7 @@ def choose(
         "hyper": {key: hyper[key] for key in axes if key in hyper},
         "commands": [json.loads(command) for command in commands],
     }
-    return Choice(hyper, origin)
+    return hyper, origin
 
 
 def storage_of(recipe: Recipe, label: str, scale: str, records: Sequence[Record]) -> str | None:

@@ -114,10 +114,9 @@ def _best(
 
         url = sweep.address(storage, root)
         known, where = sweep.tried(swept.name, arguments.scale, url), storage.rpartition("@")[2]
-    choice = tuning.choose(swept, config.label, arguments.scale, known, config.options, where)
-    origin = choice.origin
+    hyper, origin = tuning.choose(swept, config.label, arguments.scale, known, config.options, where)
     runs = f"{counted(origin['points'], 'point')} of {counted(origin['epochs'], 'epoch')}"
     settings = " ".join(set_words(origin["hyper"])) or "the only point"
     result = f"{origin['metric']} {figure_text(origin['value'])}, the best of {runs} in {where}"
     options.say(f"{swept.name} {config.label}: {settings} ({result})")
-    return choice.hyper, origin
+    return hyper, origin

@@ -11,7 +11,6 @@ from typing import Any
 
 from apo_experiments.errors import UserError
 from apo_experiments.interruption import TimeIsUp, check_time, interruptible
-from apo_experiments.listeners import Listener
 from apo_experiments.processes import Crew
 from apo_experiments.recipe import Recipe
 from apo_experiments.recipes import RECIPES
@@ -22,7 +21,7 @@ from apo_experiments.sweep.database import address, open_database, reachable
 from apo_experiments.sweep.grid import Point, searches
 from apo_experiments.sweep.ledger import Claim, Ledger
 from apo_experiments.sweep.presence import beating, present
-from apo_experiments.train import train
+from apo_experiments.train import Listener, train
 from apo_experiments.tuning import judging_metric, worst
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
 from dataclasses import replace
 
 import pytest
@@ -53,11 +52,6 @@ def test_a_terminal_gets_bars_and_a_log_gets_lines(terminal, monkeypatch):
     assert Progress([RECIPE], terminal).bars is not None
     assert Progress([RECIPE], io.StringIO()).bars is None
     monkeypatch.setenv("TERM", "dumb")
-    assert Progress([RECIPE], terminal).bars is None
-
-
-def test_without_rich_a_terminal_gets_lines(terminal, monkeypatch):
-    monkeypatch.setitem(sys.modules, "rich.console", None)
     assert Progress([RECIPE], terminal).bars is None
 
 

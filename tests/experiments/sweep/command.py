@@ -14,7 +14,7 @@ from tests.experiments.stand_ins import install
 from tests.experiments.sweep import tiny
 
 from apo_experiments import sweep
-from apo_experiments.listeners import Listener
+from apo_experiments.train import Listener
 
 if __name__ in ("__main__", "__mp_main__"):  # the second in processes that are spawned
     install(tiny.RECIPES, tiny.METHODS)

@@ -11,11 +11,10 @@ from tests.experiments.sweep import tiny
 
 from apo_experiments import records, sweep, tuning
 from apo_experiments.errors import UserError
-from apo_experiments.listeners import Listener
 from apo_experiments.recipes import RECIPES, plan
 from apo_experiments.roles import is_trial
 from apo_experiments.sweep.database import address, open_database
-from apo_experiments.train import train
+from apo_experiments.train import Listener, train
 
 
 class Notes(Listener):
@@ -178,9 +177,9 @@ def test_a_database_tells_what_was_tried_without_any_record(tmp_path):
     rows = run(tmp_path / "here", storage=storage, seeds=2, overrides={"epochs": 3})
     found = sweep.tried("parabola", "smoke", storage)
     assert sorted(record.config.hyper["lr"] for record in found) == list(tiny.RATES)
-    choice = tuning.choose(tiny.recipe(), "Descent", "smoke", found, {"missing": False})
-    assert choice.hyper == {"lr": 1.0, "crash_at": None} and choice.origin["hyper"] == rows[0]["hyper"]
-    origin = {key: choice.origin[key] for key in ("metric", "value", "epochs", "points", "seeds")}
+    hyper, origin = tuning.choose(tiny.recipe(), "Descent", "smoke", found, {"missing": False})
+    assert hyper == {"lr": 1.0, "crash_at": None} and origin["hyper"] == rows[0]["hyper"]
+    del origin["recipe"], origin["hyper"], origin["commands"]
     assert origin == {"metric": "valid_loss", "value": rows[0]["value"], "epochs": 3, "points": 6, "seeds": 2}
     with pytest.raises(UserError, match="run `apo sweep parabola --scale smoke --method Other` first"):
         tuning.choose(tiny.recipe(), "Other", "smoke", found, {})
