@@ -94,7 +94,7 @@ def train(
         else:
             # Built before anything is written, so that missing data or packages leave no trace of the run.
             run = _built(config, recipe, setting)
-            with locked(directory):
+            with locked(directory / "lock"):
                 checkpoint = Checkpoint(directory, checkpoint_seconds)
                 record = finished(directory)
                 if record is None:
@@ -215,7 +215,7 @@ def _compute(config: RunConfig, recipe: Recipe, setting: Setting, directory: Pat
         _check_metric(recipe, metrics, at_the_end=True)
     except FloatingPointError as error:
         reason = str(error)
-    with locked(directory):
+    with locked(directory / "lock"):
         writer = RecordWriter(directory, config)
         writer.truncate_to(0)
         writer.append(*({"step": step, **row} for step, row in enumerate(rows)))

@@ -20,8 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from apo_experiments.files import explained
-from apo_experiments.locks import try_lock
+from apo_experiments.locks import locked, try_lock
 
 
 @contextmanager
@@ -32,14 +31,8 @@ def present(folder: Path) -> Iterator[dict[str, Any]]:
         The worker's card: what others need to find out whether it is alive.
     """
     path = folder / f"worker-{uuid.uuid4().hex}"
-    with explained(path):
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        yield {"name": path.name, "machine": _machine(), "locked": bool(try_lock(handle))}
-    finally:
-        path.unlink(missing_ok=True)
-        os.close(handle)
+    with locked(path) as own:
+        yield {"name": path.name, "machine": _machine(), "locked": own}
 
 
 def is_gone(card: Mapping[str, Any], folder: Path) -> bool:
