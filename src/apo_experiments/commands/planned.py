@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from apo_experiments import records, tuning
@@ -19,13 +18,8 @@ from apo_experiments.records import Record
 from apo_experiments.results import figure_text, set_words
 from apo_experiments.runs import RunConfig
 
-
-@dataclass
-class Planned:
-    """The runs of one recipe, and what sweeps have found, by recipe and label, where they chose the hyperparameters."""
-
-    configs: list[RunConfig]
-    chosen_by: dict[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+#: What sweeps have found, by recipe and label, where they chose the hyperparameters.
+ChosenBy = dict[tuple[str, str], Mapping[str, Any]]
 
 
 def shared_out(recipes: Sequence[Recipe], labels: Sequence[str] | None) -> list[tuple[Recipe, Sequence[str] | None]]:
@@ -50,8 +44,10 @@ def shared_out(recipes: Sequence[Recipe], labels: Sequence[str] | None) -> list[
     return [(recipe, found) for recipe, found in shares if found]
 
 
-def planned(recipe: Recipe, arguments: argparse.Namespace, labels: Sequence[str] | None) -> Planned:
-    """Plan the runs of a recipe.
+def planned(
+    recipe: Recipe, arguments: argparse.Namespace, labels: Sequence[str] | None
+) -> tuple[list[RunConfig], ChosenBy]:
+    """Plan the runs of a recipe, and say what chose their hyperparameters.
 
     Args:
         recipe: The recipe.
@@ -61,11 +57,11 @@ def planned(recipe: Recipe, arguments: argparse.Namespace, labels: Sequence[str]
     overrides = options.overrides(arguments)
     runs = plan(recipe, arguments.scale, labels=labels, seeds=arguments.seeds, overrides=overrides)
     runs = _without_missing_packages(recipe, runs, named=labels or ())
-    found = _with_best(recipe, runs, overrides, arguments) if arguments.best or arguments.best_of else Planned(runs)
+    chosen_by: ChosenBy = {}
+    if arguments.best or arguments.best_of:
+        runs, chosen_by = _with_best(recipe, runs, overrides, arguments)
     place = options.device(arguments.device)
-    return replace(
-        found, configs=[replace(config, device=place, compiled=arguments.compile) for config in found.configs]
-    )
+    return [replace(config, device=place, compiled=arguments.compile) for config in runs], chosen_by
 
 
 def _without_missing_packages(recipe: Recipe, runs: list[RunConfig], named: Iterable[str]) -> list[RunConfig]:
@@ -75,26 +71,27 @@ def _without_missing_packages(recipe: Recipe, runs: list[RunConfig], named: Iter
     missing = {config.label: package for config in others if (package := METHODS[config.method].missing) is not None}
     for package in dict.fromkeys(missing.values()):
         labels = ", ".join(label for label in missing if missing[label] == package)
-        print(f"apo: {recipe.name} runs without {labels}: pip install {package} for them.", file=sys.stderr, flush=True)
+        options.say(f"apo: {recipe.name} runs without {labels}: pip install {package} for them.")
     return [config for config in runs if config.label not in missing]
 
 
 def _with_best(
     recipe: Recipe, runs: list[RunConfig], overrides: Mapping[str, str], arguments: argparse.Namespace
-) -> Planned:
+) -> tuple[list[RunConfig], ChosenBy]:
     """Put the best hyperparameters into the runs; what the user has set is kept."""
     (swept,) = options.recipes([arguments.best_of]) if arguments.best_of else [recipe]
     known = records.find(options.runs_folder(arguments), swept.name, arguments.scale)
-    found = Planned([])
+    configs: list[RunConfig] = []
+    chosen_by: ChosenBy = {}
     for label in dict.fromkeys(config.label for config in runs):
         config = next(config for config in runs if config.label == label)
         hyper, origin = _best(swept, config, known, arguments)
         # A setting of the task need not be repeated for each method: all methods together know it.
         keys = {"epochs", *config.hyper, *config.options}
         settings = {**hyper, **{key: text for key, text in overrides.items() if key in keys}}
-        found.configs += plan(recipe, arguments.scale, labels=[label], seeds=arguments.seeds, overrides=settings)
-        found.chosen_by[recipe.name, label] = origin
-    return found
+        configs += plan(recipe, arguments.scale, labels=[label], seeds=arguments.seeds, overrides=settings)
+        chosen_by[recipe.name, label] = origin
+    return configs, chosen_by
 
 
 def _best(

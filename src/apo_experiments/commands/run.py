@@ -42,8 +42,8 @@ def execute(arguments: argparse.Namespace) -> int:
     recipes, root = options.recipes(arguments.recipes), options.runs_folder(arguments)
     # Plan everything before the first run, so that a mistyped key shows up at once.
     plans = [planned(recipe, arguments, labels) for recipe, labels in shared_out(recipes, arguments.method)]
-    configs = [config for plan in plans for config in plan.configs]
-    chosen_by = {key: origin for plan in plans for key, origin in plan.chosen_by.items()}
+    configs = [config for own, _ in plans for config in own]
+    chosen_by = {key: origin for _, origins in plans for key, origin in origins.items()}
     summary = _carry_out(configs, Assignment(root, arguments.data_dir, deadline, chosen_by), recipes, arguments)
     for recipe in recipes:
         records = [record for record in summary.records if record.config.recipe == recipe.name]
