@@ -9,13 +9,13 @@ from typing import Any
 
 from apo_experiments.commands import options
 from apo_experiments.commands.planned import planned, shared_out
-from apo_experiments.commands.tables import comparison, show
+from apo_experiments.commands.tables import show, text_table
 from apo_experiments.errors import UserError
 from apo_experiments.execution import Assignment, Failure, carried_out
 from apo_experiments.progress import Progress
 from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record
-from apo_experiments.results import summarise, value
+from apo_experiments.results import Result, figure_text, findings, leader, summarise, value
 from apo_experiments.roles import as_result
 from apo_experiments.runs import RunConfig
 from apo_experiments.train import finished
@@ -107,3 +107,34 @@ def _json(recipes: Sequence[Recipe], summary: _Summary) -> list[dict[str, Any]]:
         for run, final in [*finals, *((config, None) for config in summary.failed)]
     ]
     return [dict(zip(("recipe", "method", "seed", "metric", "value", "paper"), row, strict=True)) for row in rows]
+
+
+def comparison(recipe: Recipe, scale: str, results: Sequence[Result]) -> str:
+    """Return the table of a recipe: the paper's figures and ours, the best of each with a star.
+
+    Example:
+        >>> recipe = Recipe("tiny", "", "Table 2", None, {}, (), {}, (), metric="accuracy", goal="max")
+        >>> print(comparison(recipe, "cpu", [Result("SGDm", (75.0, 76.0), paper=75.73), Result("APO", (77.0,))]))
+        tiny (Table 2), scale cpu: accuracy, more is better (* the best)
+        method   ours   seed to seed    seeds  paper
+        ------  ------  --------------  -----  ------
+        SGDm    75.50   75.00 to 76.00  2      75.73*
+        APO     77.00*                  1           -
+        In front here: APO with 77.00; in the paper: SGDm with 75.73.
+    """
+    best, paper_best = leader(recipe, results), leader(recipe, results, paper=True)
+    run = [result for result in results if result.values or result.diverged or result.unfinished]
+    rows = [
+        [
+            result.name,
+            figure_text(result.mean) + ("*" if result is best else " "),
+            result.spread(),
+            str(len(result.values)) + (f" + {result.diverged} diverged" if result.diverged else ""),
+            result.paper_text + ("*" if result is paper_best else " "),
+        ]
+        for result in run
+    ]
+    title = f"{recipe.name} ({recipe.paper}), scale {scale}: {recipe.metric}, {recipe.better}"
+    title += " (* the best)" if best or paper_best else ""
+    table = text_table(["method", "ours ", "seed to seed", "seeds", "paper "], rows, right=[1, 4])
+    return "\n".join([title, table, *findings(recipe, scale, run)])
