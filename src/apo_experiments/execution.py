@@ -10,11 +10,10 @@ from typing import Any
 
 from apo_experiments.errors import UserError
 from apo_experiments.interruption import interruptible
-from apo_experiments.listeners import Listener
 from apo_experiments.processes import Crew
 from apo_experiments.records import Record
 from apo_experiments.runs import RunConfig
-from apo_experiments.train import finished, train
+from apo_experiments.train import Listener, finished, train
 
 
 @dataclass(frozen=True)
@@ -47,23 +46,14 @@ class Failure:
 Outcome = tuple[RunConfig, Record | Failure]
 
 
-def in_turn(
-    configs: Sequence[RunConfig], assignment: Assignment, listener: Listener, left_out: set[str]
-) -> Iterator[Outcome]:
-    """Train runs one after the other, in this process; arguments and results as of :func:`side_by_side`."""
-    for config in configs:
-        if config.recipe not in left_out:
-            yield config, _outcome(assignment, config, listener)
-
-
-def side_by_side(
+def carried_out(
     configs: Sequence[RunConfig],
     jobs: int,
     assignment: Assignment,
-    listener: Callable[[], Listener],
+    lanes: Callable[[], Listener],
     left_out: set[str],
 ) -> Iterator[Outcome]:
-    """Train several runs at a time, and return each when it ends.
+    """Train runs, in this process or several at a time, each in its own, and return each when it ends.
 
     A process that is killed affects only its own run; the same call resumes it from its checkpoint.
 
@@ -71,7 +61,7 @@ def side_by_side(
         configs: The runs, in the order in which they begin.
         jobs: How many there are at a time.
         assignment: Their common settings.
-        listener: Gives each of them a listener.
+        lanes: Gives those that follow each other, or each of several, a listener.
         left_out: Names of recipes of which no further run begins; the caller may add to it between two outcomes.
 
     Yields:
@@ -80,6 +70,10 @@ def side_by_side(
     Raises:
         KeyboardInterrupt: It was interrupted, or time is up; all runs have stopped, with a checkpoint each.
     """
+    if jobs == 1:
+        lane = lanes()
+        yield from ((config, _outcome(assignment, config, lane)) for config in configs if config.recipe not in left_out)
+        return
     waiting, incomplete = list(reversed(configs)), False
     with interruptible(assignment.deadline) as interruption, Crew(jobs, "apo run") as crew:
         while crew.members or (waiting and not interruption.due):
@@ -89,9 +83,9 @@ def side_by_side(
                     continue
                 record = finished(config.directory(assignment.root))
                 if record is None:
-                    crew.begin(_outcome, (assignment, config), listener(), config)
+                    crew.begin(_outcome, (assignment, config), lanes(), config)
                 else:  # not worth a process
-                    listener().finished(record)
+                    lanes().finished(record)
                     yield config, record
                 continue
             for member in crew.ended():

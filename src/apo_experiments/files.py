@@ -10,7 +10,8 @@ from pathlib import Path
 
 from apo_experiments.errors import UserError
 
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+#: What the system reports when the disk is full.
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @contextmanager
@@ -23,7 +24,7 @@ def explained(path: Path, option: str = "--runs") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in FULL:
             raise UserError(
                 f"{path} cannot be written because the disk is full: free some space and run the same command again."
             ) from error
@@ -95,7 +96,7 @@ def flush_to_disk(path: Path) -> None:
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno in _FULL or error.errno == errno.EIO:
+        if error.errno in FULL or error.errno == errno.EIO:
             raise
     finally:
         os.close(handle)

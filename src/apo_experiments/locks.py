@@ -37,18 +37,25 @@ def try_lock(handle: int) -> bool | None:
 
 
 @contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Lock the run in ``directory``, which is created if necessary, against other processes."""
-    path = directory / "lock"
+def locked(path: Path) -> Iterator[bool]:
+    """Lock a file, which is created with its folders and deleted at the end, against other processes.
+
+    Yields:
+        Whether it is locked; False where there are no locks.
+
+    Raises:
+        UserError: Another process trains the run in that folder.
+    """
     with explained(path):
-        directory.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         while True:
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-            if try_lock(handle) is False:
+            own = try_lock(handle)
+            if own is False:
                 holder = os.pread(handle, 200, 0).decode(errors="replace").strip() or "another one"
                 os.close(handle)
                 raise UserError(
-                    f"{directory} is being trained by another process ({holder}): wait for it to end, or end it, "
+                    f"{path.parent} is being trained by another process ({holder}): wait for it to end, or end it, "
                     "and run the command again."
                 )
             with suppress(FileNotFoundError):
@@ -59,7 +66,7 @@ def locked(directory: Path) -> Iterator[None]:
         os.ftruncate(handle, 0)
         os.write(handle, f"{os.getpid()} on {platform.node()}\n".encode())
     try:
-        yield
+        yield bool(own)
     finally:
         path.unlink(missing_ok=True)  # before the lock is released: afterwards the file may belong to another process
         os.close(handle)

@@ -44,8 +44,7 @@ class Problem:
         batches: The training data.
         evaluate: Returns the metrics of the network without changing its state, its modes or random number generators.
         discrepancy: The divergence for APO's function-space term.
-        trained_as: What training passes call instead of the model: the same weights, computed faster. None for the
-            model itself.
+        trained_as: What training passes call instead of the model: the same weights, computed faster.
     """
 
     model: nn.Module
@@ -54,6 +53,11 @@ class Problem:
     evaluate: Callable[[nn.Module], dict[str, float]]
     discrepancy: apo.Discrepancy | str = "auto"
     trained_as: nn.Module | None = None
+
+    @property
+    def trained(self) -> nn.Module:
+        """What training passes call."""
+        return self.model if self.trained_as is None else self.trained_as
 
     @property
     def parameters(self) -> list[nn.Parameter]:

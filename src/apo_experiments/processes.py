@@ -18,7 +18,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, final
 
 from apo_experiments.interruption import TimeIsUp
-from apo_experiments.listeners import Listener
+from apo_experiments.train import Listener
 
 #: Exit codes of workers that stopped in an orderly way before their work was done.
 _INTERRUPTED, _TIME_IS_UP = 130, 3

@@ -13,11 +13,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any, TextIO, final
 
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bars
+
 from apo_experiments.problem import Budget
 from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record
 from apo_experiments.results import figure_text, value
 from apo_experiments.runs import RunConfig
+from apo_experiments.train import Listener
 
 
 def counted(number: int, thing: str) -> str:
@@ -44,16 +49,9 @@ def duration(seconds: float) -> str:
     return f"{rest} s"
 
 
-def expected_seconds(recipe: Recipe, config: RunConfig) -> float:
-    """Return roughly how long a run takes, from what the recipe says about all of its methods and seeds."""
-    scale = recipe.scales[config.scale]
-    runs = max(len(recipe.entries) * scale.seeds, 1)
-    return 60 * scale.minutes / runs * config.epochs / max(scale.epochs, 1)
-
-
 @final
 class Progress(AbstractContextManager["Progress"]):
-    """Shows all runs of a command; a listener itself if there is one run at a time.
+    """Shows all runs of a command, each in a lane.
 
     The whole command takes as long as the runs at work still need, by their own pace, and as the recipes say about the
     others, corrected by how much longer or shorter than that the runs here have taken.
@@ -65,14 +63,21 @@ class Progress(AbstractContextManager["Progress"]):
         self.every_seconds = every_seconds
         self.runs = self.begun = self.done = 0
         self.jobs = 1
-        self.waiting: dict[str, float] = {}  # the seconds that runs are expected to take, by identity
+        self.waiting: dict[str, float] = {}  # the seconds that runs which have not begun are expected to take
         self.lanes: list[Lane] = []
-        self._complete = self._taken = self._expected = 0.0
-        self.bars: Any = _bars(self.stream) if self.stream.isatty() and os.environ.get("TERM", "") != "dumb" else None
+        self.complete = self.taken = self.expected = 0.0
+        self.bars: Any = None
+        if self.stream.isatty() and os.environ.get("TERM", "") != "dumb":
+            self.bars = Bars(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=16),
+                TextColumn("{task.fields[facts]}", markup=False),
+                console=Console(file=self.stream, highlight=False),
+                refresh_per_second=4,
+                transient=True,
+            )
         self._whole: Any = None
         self._warned = False
-        own = self.lane()
-        self.started, self.row, self.finished = own.started, own.row, own.finished
 
     def __enter__(self) -> Progress:
         if self.bars is not None:
@@ -85,10 +90,13 @@ class Progress(AbstractContextManager["Progress"]):
         with suppress(OSError):
             self.stream.flush()
 
-    def expect(self, runs: int, left: Sequence[RunConfig], jobs: int = 1) -> None:
-        """Announce how many runs there are and which of them are left to train, and warn if that takes days."""
-        self.runs, self.jobs = runs, jobs
-        self.waiting = {run.identity(): expected_seconds(self.recipes[run.recipe], run) for run in left}
+    def expect(self, left: Sequence[RunConfig], jobs: int = 1, finished: int = 0) -> None:
+        """Announce which runs are left to train and how many are finished, and warn if it takes days."""
+        self.runs, self.jobs, self.waiting = len(left) + finished, jobs, {}
+        for run in left:  # what the recipe says about all of its methods and seeds, shared out
+            recipe, scale = self.recipes[run.recipe], self.recipes[run.recipe].scales[run.scale]
+            share = run.epochs / max(scale.epochs, 1) / max(len(recipe.entries) * scale.seeds, 1)
+            self.waiting[run.identity()] = 60 * scale.minutes * share
         seconds = sum(self.waiting.values())
         if self.bars is not None and self.runs > 1:
             self._whole = self.bars.add_task("all runs", total=seconds or 1, facts="")
@@ -121,16 +129,8 @@ class Progress(AbstractContextManager["Progress"]):
             else:
                 print(text, file=self.stream, flush=True)
 
-    def ended(self, expected: float, taken: float | None) -> None:
-        """Note that a run has ended, which took so long here, or was finished before."""
-        self.done += 1
-        self._complete += expected
-        if taken is not None:
-            self._taken, self._expected = self._taken + taken, self._expected + expected
-        self.refresh()
-
     def failed(self, config: RunConfig) -> None:
-        """Note that a run has ended without a result, perhaps with its process."""
+        """Forget a run that has ended without a result, perhaps with its process."""
         self.waiting.pop(config.identity(), None)
         for lane in self.lanes:
             if lane.identity == config.identity():
@@ -140,8 +140,8 @@ class Progress(AbstractContextManager["Progress"]):
     def left(self) -> float:
         """Return the seconds that all runs together still need."""
         busy = [lane for lane in self.lanes if lane.seconds_left is not None]
-        taken = self._taken + sum(lane.seconds_in_all for lane in busy)
-        expected = self._expected + sum(lane.expected for lane in busy)
+        taken = self.taken + sum(lane.seconds_in_all for lane in busy)
+        expected = self.expected + sum(lane.expected for lane in busy)
         correction = taken / expected if taken > 0 and expected > 0 else 1.0
         running = [lane.seconds_left or 0.0 for lane in busy]
         rest = correction * sum(self.waiting.values())
@@ -151,13 +151,13 @@ class Progress(AbstractContextManager["Progress"]):
     def refresh(self) -> None:
         """Redraw the bar of the whole command."""
         if self._whole is not None:
-            complete = self._complete + sum(lane.expected * lane.share for lane in self.lanes)
+            complete = self.complete + sum(lane.expected * lane.share for lane in self.lanes)
             facts = f"{self.done} of {self.runs} done  {duration(self.left())} left"
             self.bars.update(self._whole, completed=complete, facts=facts)
 
 
 @final
-class Lane:
+class Lane(Listener):
     """The listener of one run at a time.
 
     Its pace is measured from the first two rows of this session on, in wall time, which includes evaluation. Before
@@ -177,20 +177,18 @@ class Lane:
         self._began, self._quiet_until = time.monotonic(), 0.0
 
     def _begin(self, config: RunConfig) -> None:
+        self.drop()
         shown = self._progress
         shown.begun += 1
         shown.runs = max(shown.runs, shown.begun) if shown.runs else 0
-        for lane in shown.lanes:
-            if lane.identity == config.identity():  # its worker died, and the run continues here
-                lane.drop()
+        self.expected = shown.waiting.get(config.identity(), 0.0)
+        shown.failed(config)  # which it has if its worker died, so that it is resumed here
         self.identity = config.identity()
-        self.expected = shown.waiting.pop(self.identity, 0.0)
         place = f"{shown.begun}/{shown.runs}" if shown.runs else f"{shown.begun}"
         self.title = f"[{place}] {config.recipe} {config.label} seed {config.seed}"
 
     def started(self, config: RunConfig, budget: Budget) -> None:
         """Show the run and its length."""
-        self.drop()
         self._begin(config)
         self.budget = budget
         if self._progress.bars is not None:
@@ -228,19 +226,22 @@ class Lane:
 
     def finished(self, record: Record) -> None:
         """Let the bar scroll away with the result."""
-        summary = record.summary or {}
-        took = f"in {duration(summary.get('seconds') or 0.0)}"
-        here: float | None = time.monotonic() - self._began
-        if self.identity != record.config.identity():
-            self.drop()
+        shown, summary = self._progress, record.summary or {}
+        if self.identity == record.config.identity():
+            took = f"in {duration(summary.get('seconds') or 0.0)}"
+            shown.taken += time.monotonic() - self._began
+            shown.expected += self.expected
+        else:
             self._begin(record.config)
-            took, here = "(finished before)", None
-        recipe = self._progress.recipes.get(record.config.recipe)
+            took = "(finished before)"
+        shown.done += 1
+        shown.complete += self.expected
+        recipe = shown.recipes.get(record.config.recipe)
         outcome = f"{recipe.metric} {figure_text(value(record, recipe.metric))}" if recipe else "finished"
-        title, expected = self.title, self.expected
+        title = self.title
         self.drop()
-        self._progress.ended(expected, here)
-        self._progress.message(f"{title}: {'diverged' if summary.get('diverged') else outcome} {took}")
+        shown.refresh()
+        shown.message(f"{title}: {'diverged' if summary.get('diverged') else outcome} {took}")
 
     def message(self, text: str) -> None:
         """Print something with the name of the run, since there may be others beside it."""
@@ -252,19 +253,3 @@ class Lane:
             self._progress.bars.remove_task(self.task)
             self._progress.bars.refresh()  # or the bar would be printed again below the result
         self._reset()
-
-
-def _bars(stream: TextIO) -> Any:
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
-    except ImportError:
-        return None
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=16),
-        TextColumn("{task.fields[facts]}", markup=False),
-        console=Console(file=stream, highlight=False),
-        refresh_per_second=4,
-        transient=True,
-    )

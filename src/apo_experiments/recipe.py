@@ -13,7 +13,7 @@ import torch
 from apo_experiments.errors import UserError
 from apo_experiments.problem import Problem
 
-__all__ = ["Entry", "NOT_IN_PAPER", "Recipe", "SCALES", "Scale", "Setting"]
+__all__ = ["Entry", "NOT_IN_PAPER", "Recipe", "SCALES", "Scale", "Setting", "by_name"]
 
 SCALES = ("smoke", "cpu", "paper")
 
@@ -140,3 +140,8 @@ class Recipe:
         by_name = {entry.label.lower(): entry for entry in self.entries}
         name = label.lower()
         return [by_name[found] for found in ([name] if name in by_name else fnmatch.filter(by_name, name))]
+
+
+def by_name(*recipes: Recipe) -> dict[str, Recipe]:
+    """Return recipes by their names."""
+    return {recipe.name: recipe for recipe in recipes}

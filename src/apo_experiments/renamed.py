@@ -109,52 +109,44 @@ def in_words_of_today(settings: Sequence[str], grid: Sequence[str] = ()) -> tupl
     """
     given = {_key(pair) for pair in (*settings, *grid)}
     sentences: list[str] = []
-    words = [_renamed(pair, "--set", given, sentences) for pair in settings]
-    axes = [_renamed(pair, "--grid", given, sentences) for pair in grid]
-    if _LENGTH in given:
+
+    def renamed(pair: str, option: str) -> str:
+        former, text = _key(pair), pair.partition("=")[2].strip()
+        name = _NAMES.get(former)
+        if name is None:
+            return pair
+        if name in given:
+            raise UserError(f"{former} is {name} now, and both were given: leave {former} out.")
+        sentences.append(f"{former} is {name} now: write {option} {name}={text}.")
+        return f"{name}={text}"
+
+    words, axes = [renamed(pair, "--set") for pair in settings], [renamed(pair, "--grid") for pair in grid]
+    if _LENGTH in given or _SHARE not in given:
         return words, axes, sentences
-    for place, pair in enumerate(axes):
-        if _key(pair) == _SHARE and _RISING in (values := _values(pair)):
-            axes[place] = f"{_LENGTH}={','.join(map(_length, values))}"
-            sentences.append(f"{_SHARE}={_RISING} is {_LENGTH}={_KNOWN} now: write --grid {axes[place]}.")
-            return words, axes, sentences
-    for place, pair in enumerate(words):
-        if _key(pair) == _SHARE and _values(pair) == [_RISING]:
-            words[place] = f"{_SHARE}=none"
-            sentences.append(f"{_SHARE}={_RISING} is {_LENGTH}={_KNOWN} now: write --set {_LENGTH}={_KNOWN}.")
-            return [*words, f"{_LENGTH}={_KNOWN}"], axes, sentences
-    if _SHARE in given:
+    pair = next(pair for pair in (*axes, *words) if _key(pair) == _SHARE)
+    values = [value.strip().lower() for value in pair.partition("=")[2].split(",")]
+    if _RISING not in values:
         words.append(f"{_LENGTH}=none")
         sentences.append(
             f"{_SHARE} without {_LENGTH} is read as {_LENGTH}=none too, as before: write --set {_LENGTH}=none, or "
             f"{_LENGTH}={_KNOWN} for a share that rises towards the end of the run."
         )
+        return words, axes, sentences
+    if pair in axes:
+        for other in {*values} - {_RISING, "none"}:
+            raise UserError(
+                f"{_SHARE}={_RISING} is {_LENGTH}={_KNOWN} now, so one axis cannot have {_RISING} and {other}: give "
+                f"two commands, with --grid {_SHARE}=... and with --set {_LENGTH}={_KNOWN}."
+            )
+        today = f"--grid {_LENGTH}={','.join(_KNOWN if value == _RISING else value for value in values)}"
+        axes[axes.index(pair)] = today.removeprefix("--grid ")
+    else:
+        today = f"--set {_LENGTH}={_KNOWN}"
+        words[words.index(pair)] = f"{_SHARE}=none"
+        words.append(today.removeprefix("--set "))
+    sentences.append(f"{_SHARE}={_RISING} is {_LENGTH}={_KNOWN} now: write {today}.")
     return words, axes, sentences
-
-
-def _renamed(pair: str, option: str, given: set[str], sentences: list[str]) -> str:
-    former, _, text = pair.partition("=")
-    name = _NAMES.get(former.strip())
-    if name is None:
-        return pair
-    if name in given:
-        raise UserError(f"{former.strip()} is {name} now, and both were given: leave {former.strip()} out.")
-    sentences.append(f"{former.strip()} is {name} now: write {option} {name}={text.strip()}.")
-    return f"{name}={text.strip()}"
-
-
-def _length(share: str) -> str:
-    if share not in (_RISING, "none"):
-        raise UserError(
-            f"{_SHARE}={_RISING} is {_LENGTH}={_KNOWN} now, so one axis cannot have {_RISING} and {share}: give two "
-            f"commands, with --grid {_SHARE}=... and with --set {_LENGTH}={_KNOWN}."
-        )
-    return _KNOWN if share == _RISING else share
 
 
 def _key(pair: str) -> str:
     return pair.partition("=")[0].strip()
-
-
-def _values(pair: str) -> list[str]:
-    return [value.strip().lower() for value in pair.partition("=")[2].split(",")]

@@ -1,4 +1,4 @@
-"""From records to results: which runs belong together, their mean and spread, and the comparison with the paper."""
+"""From records to results: their mean and spread, and the comparison with the paper."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from apo_experiments.comparable import MARK, differences, own_method
+from apo_experiments.methods import METHODS
 from apo_experiments.recipe import NOT_IN_PAPER, Recipe
+from apo_experiments.recipes import RECIPES
 from apo_experiments.records import Record, by_label, grouped
-from apo_experiments.roles import chosen_by, is_swept
 from apo_experiments.runs import RunConfig
 
 
@@ -82,44 +83,12 @@ def value(record: Record, metric: str) -> float | None:
     return float(found) if found is not None and math.isfinite(found) else None
 
 
-def current(recipe: Recipe, scale: str, records: Iterable[Record]) -> list[Record]:
-    """Return the runs that represent a recipe at a scale: one setting for each entry, in the recipe's order.
-
-    Sweeps and ``--set`` leave runs of the same entry with other settings. The last setting that was chosen by a sweep
-    is preferred, then the one that the recipe plans now; if neither has been run, the one that was started last. If
-    there is only a sweep, its best point represents the entry.
-
-    Args:
-        recipe: The recipe.
-        scale: The scale.
-        records: All records; those of other recipes and scales are left out.
-    """
-    from apo_experiments.recipes import plan
-    from apo_experiments.tuning import best_of_grid
-
-    planned = {variant(config) for config in plan(recipe, scale)}
-    order = {entry.label: position for position, entry in enumerate(recipe.entries)}
-    here = [record for record in records if (record.config.recipe, record.config.scale) == (recipe.name, scale)]
-    chosen: list[Record] = []
-    for group in by_label(record for record in here if record.config.label in order).values():
-        by_hand = [record for record in group if not is_swept(record)]
-        if not by_hand:
-            chosen += best_of_grid(recipe, group)
-            continue
-        tuned = [record for record in group if chosen_by(record)]
-        wanted = set() if tuned else planned & {variant(record.config) for record in group}
-        if not wanted:
-            wanted = {variant(max(tuned or by_hand, key=_start).config)}
-        chosen += one_per_seed(record for record in group if variant(record.config) in wanted)
-    return sorted(chosen, key=lambda record: (order[record.config.label], record.config.seed))
-
-
 def summarise(recipe: Recipe, records: Iterable[Record]) -> list[Result]:
     """Return one result for each entry of a recipe, including those without records.
 
     Args:
         recipe: The recipe.
-        records: Runs with one setting for each label, as from :func:`current`.
+        records: Runs with one setting for each label, as from :func:`apo_experiments.tuning.current`.
 
     Example:
         >>> from apo_experiments.recipe import Entry
@@ -261,27 +230,9 @@ def variant(config: RunConfig) -> str:
 
 def complete_settings(config: RunConfig) -> dict[str, Any]:
     """Return the options and hyperparameters of a run, with today's defaults for those that are newer than it."""
-    from apo_experiments.methods import METHODS
-    from apo_experiments.recipes import RECIPES
-
     method, recipe = METHODS.get(config.method), RECIPES.get(config.recipe)
     options = {**(recipe.defaults if recipe else {}), **config.options}
     return {**options, **(method.defaults if method else {}), **config.hyper}
-
-
-def one_per_seed(records: Iterable[Record]) -> list[Record]:
-    """Return the run of each seed that was started last, of runs with the same settings.
-
-    There are two of one seed if a setting that is newer than the first run has changed the name of its folder.
-    """
-    found: dict[int, Record] = {}
-    for record in sorted(records, key=_start):
-        found[record.config.seed] = record
-    return sorted(found.values(), key=lambda record: record.config.seed)
-
-
-def _start(record: Record) -> str:
-    return str(record.header.get("started", ""))
 
 
 def _reservations(results: Sequence[Result]) -> list[str]:

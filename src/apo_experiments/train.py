@@ -19,10 +19,10 @@ import torch
 from apo_experiments.checkpoints import Checkpoint
 from apo_experiments.errors import UserError
 from apo_experiments.interruption import check_time, interruptible
-from apo_experiments.listeners import Listener, Silence
 from apo_experiments.locks import locked
 from apo_experiments.problem import Budget
 from apo_experiments.recipe import Recipe, Setting
+from apo_experiments.recipes import RECIPES
 from apo_experiments.records import NAME, Record, RecordWriter, read
 from apo_experiments.runs import RunConfig
 from apo_experiments.training import Training
@@ -30,6 +30,22 @@ from apo_experiments.training import Training
 #: How a step says that there is nothing left to train; apo.NonFiniteError is the first of them.
 _DIVERGENCE = (FloatingPointError, torch.linalg.LinAlgError)  # pyright: ignore[reportPrivateImportUsage]
 _BOOKKEEPING = ("kind", "step", "epoch", "seconds")
+
+
+class Listener:
+    """Receives the progress of a run: for the command line's display, or to pass it on. This one ignores everything."""
+
+    def started(self, config: RunConfig, budget: Budget) -> None:
+        """A run starts or resumes; one that was finished before is only reported as ``finished``."""
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """An epoch is over; if it is not, the row covers its steps so far and has no metrics."""
+
+    def finished(self, record: Record) -> None:
+        """The run has finished."""
+
+    def message(self, text: str) -> None:
+        """A message for the user."""
 
 
 def train(
@@ -65,7 +81,7 @@ def train(
         UserError: The run cannot be trained; the message says what to do.
         KeyboardInterrupt: It was interrupted, or (:class:`TimeIsUp`) the deadline passed; the same call resumes it.
     """
-    listener = listener or Silence()
+    listener = listener or Listener()
     directory = config.directory(Path(root))
     record = finished(directory)
     if record is None:
@@ -78,7 +94,7 @@ def train(
         else:
             # Built before anything is written, so that missing data or packages leave no trace of the run.
             run = _built(config, recipe, setting)
-            with locked(directory):
+            with locked(directory / "lock"):
                 checkpoint = Checkpoint(directory, checkpoint_seconds)
                 record = finished(directory)
                 if record is None:
@@ -199,7 +215,7 @@ def _compute(config: RunConfig, recipe: Recipe, setting: Setting, directory: Pat
         _check_metric(recipe, metrics, at_the_end=True)
     except FloatingPointError as error:
         reason = str(error)
-    with locked(directory):
+    with locked(directory / "lock"):
         writer = RecordWriter(directory, config)
         writer.truncate_to(0)
         writer.append(*({"step": step, **row} for step, row in enumerate(rows)))
@@ -236,8 +252,6 @@ def _summary(
 
 def _found(config: RunConfig) -> tuple[Recipe, torch.device]:
     """Return the recipe and the device of a run."""
-    from apo_experiments.recipes import RECIPES
-
     if config.recipe not in RECIPES:
         raise UserError(f"there is no recipe {config.recipe!r}: choose one of {', '.join(sorted(RECIPES))}.")
     try:

@@ -16,6 +16,7 @@ from torch import nn
 from apo.passes.isolation import RandomState, Surface
 from apo_experiments import backends
 from apo_experiments.errors import UserError
+from apo_experiments.methods import METHODS
 from apo_experiments.problem import Budget
 from apo_experiments.recipe import Recipe, Setting
 from apo_experiments.runs import RunConfig
@@ -31,8 +32,6 @@ class Training:
     """
 
     def __init__(self, config: RunConfig, recipe: Recipe, setting: Setting) -> None:
-        from apo_experiments.methods import METHODS
-
         assert recipe.task is not None, f"recipe {recipe.name!r} has neither a task nor a compute function"
         if config.epochs < 1:
             raise UserError(f"epochs was {config.epochs}: it must be at least 1.")

@@ -1,4 +1,4 @@
-"""The hyperparameters that sweeps have found, from the records of their runs or from their database.
+"""Which runs count: the best points of sweeps, from records or from a database, and the runs that represent a recipe.
 
 The results of several sweeps over parts of a grid count together, wherever they were made.
 """
@@ -8,39 +8,30 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from apo_experiments.errors import UserError
 from apo_experiments.recipe import Recipe
-from apo_experiments.records import Record, grouped
+from apo_experiments.recipes import plan
+from apo_experiments.records import Record, by_label, grouped
 from apo_experiments.results import value, variant
-from apo_experiments.roles import is_swept, is_trial, trial_command
-from apo_experiments.sweep.grid import holds_out, judging_metric, worst
+from apo_experiments.roles import chosen_by, is_swept, is_trial, trial_command
 
 #: How numbers are computed does not make one run a worse judge of another.
 _COMPUTATION = {"validation", "precision", "cuda_graph", "channels_last", "tf32", "cudnn_benchmark"}
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The best hyperparameters, except those on how numbers are computed, and their origin, for the record.
-
-    The origin has the metric and its value, how many points of how many epochs and seeds were tried, by which commands,
-    and where they differ.
-    """
-
-    hyper: dict[str, Any]
-    origin: dict[str, Any]
-
-
 def choose(
     recipe: Recipe, label: str, scale: str, records: Sequence[Record], options: Mapping[str, Any], where: str = ""
-) -> Choice:
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Choose by the metric on validation data, if the task can hold some out.
 
     The runs with the most epochs decide: a longer sweep over the best points of a short one replaces it. Runs whose
     task has other ``options`` do not count.
+
+    Returns:
+        The best hyperparameters, except those on how numbers are computed, and their origin, for the record: the metric
+        and its value, how many points of how many epochs and seeds were tried, by which commands, where they differ.
     """
     tried = [record for record in records if _counts(recipe, label, scale, record, options)]
     longest = max((record.config.epochs for record in tried), default=0)
@@ -69,7 +60,7 @@ def choose(
         "hyper": {key: hyper[key] for key in axes if key in hyper},
         "commands": [json.loads(command) for command in commands],
     }
-    return Choice(hyper, origin)
+    return hyper, origin
 
 
 def storage_of(recipe: Recipe, label: str, scale: str, records: Sequence[Record]) -> str | None:
@@ -134,6 +125,30 @@ def points_of_grids(records: Sequence[Record], shown: Iterable[Record]) -> dict[
     }
 
 
+def holds_out(recipe: Recipe) -> bool:
+    """Return whether sweeps of a recipe hold out a part of the training data: not if it is about training."""
+    return "validation" in recipe.defaults and not recipe.metric.startswith("train")
+
+
+def judging_metric(recipe: Recipe, record: Record) -> str:
+    """Return the metric that chooses hyperparameters: of the validation data if the run has it, else the recipe's own.
+
+    A test metric without a namesake on the validation data, such as a BLEU score that is too costly to compute twice,
+    is replaced by the validation accuracy or loss: test data must not choose.
+    """
+    if recipe.metric.startswith("train"):
+        return recipe.metric
+    metrics = (record.summary or {}).get("metrics") or {}
+    general = "valid_accuracy" if recipe.goal == "max" else "valid_loss"
+    candidates = (f"valid_{recipe.metric.removeprefix('test_')}", general, recipe.metric)
+    return next((name for name in candidates if name in metrics), recipe.metric)
+
+
+def worst(recipe: Recipe) -> float:
+    """Return the value of a run that diverged."""
+    return math.inf if recipe.goal == "min" else -math.inf
+
+
 def judgement(recipe: Recipe, point: Sequence[Record]) -> float:
     """Return the mean over the seeds of a point, or the worst possible value if one of them diverged."""
     found = [value(record, judging_metric(recipe, record)) for record in point]
@@ -147,3 +162,47 @@ def _points(records: Iterable[Record]) -> list[list[Record]]:
     longest = max((record.config.epochs for record in finished), default=0)
     whole = [record for record in finished if record.config.epochs == longest]
     return list(grouped(whole, lambda record: variant(record.config)).values())
+
+
+def current(recipe: Recipe, scale: str, records: Iterable[Record]) -> list[Record]:
+    """Return the runs that represent a recipe at a scale: one setting for each entry, in the recipe's order.
+
+    Sweeps and ``--set`` leave runs of the same entry with other settings. The last setting that was chosen by a sweep
+    is preferred, then the one that the recipe plans now; if neither has been run, the one that was started last. If
+    there is only a sweep, its best point represents the entry.
+
+    Args:
+        recipe: The recipe.
+        scale: The scale.
+        records: All records; those of other recipes and scales are left out.
+    """
+    planned = {variant(config) for config in plan(recipe, scale)}
+    order = {entry.label: position for position, entry in enumerate(recipe.entries)}
+    here = [record for record in records if (record.config.recipe, record.config.scale) == (recipe.name, scale)]
+    chosen: list[Record] = []
+    for group in by_label(record for record in here if record.config.label in order).values():
+        by_hand = [record for record in group if not is_swept(record)]
+        if not by_hand:
+            chosen += best_of_grid(recipe, group)
+            continue
+        tuned = [record for record in group if chosen_by(record)]
+        wanted = set() if tuned else planned & {variant(record.config) for record in group}
+        if not wanted:
+            wanted = {variant(max(tuned or by_hand, key=_start).config)}
+        chosen += one_per_seed(record for record in group if variant(record.config) in wanted)
+    return sorted(chosen, key=lambda record: (order[record.config.label], record.config.seed))
+
+
+def one_per_seed(records: Iterable[Record]) -> list[Record]:
+    """Return the run of each seed that was started last, of runs with the same settings.
+
+    There are two of one seed if a setting that is newer than the first run has changed the name of its folder.
+    """
+    found: dict[int, Record] = {}
+    for record in sorted(records, key=_start):
+        found[record.config.seed] = record
+    return sorted(found.values(), key=lambda record: record.config.seed)
+
+
+def _start(record: Record) -> str:
+    return str(record.header.get("started", ""))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from apo_experiments.cli import _parser
+from apo_experiments.cli import parser
 from apo_experiments.data.registry import DATASETS
 from apo_experiments.recipes import FAMILIES, RECIPES
 
@@ -30,7 +30,7 @@ def test_the_guide_shows_every_command():
 
 @pytest.mark.parametrize("line", command_lines())
 def test_command_line_is_understood(line):
-    parsed = _parser().parse_args(shlex.split(line, comments=True)[1:])
+    parsed = parser().parse_args(shlex.split(line, comments=True)[1:])
     named = getattr(parsed, "recipes", None) or [getattr(parsed, "recipe", "all")]
     assert set(named) <= {*RECIPES, *FAMILIES, "all"}
     assert set(getattr(parsed, "names", None) or []) <= {*DATASETS, "all"}

@@ -96,9 +96,10 @@ class CurvatureOptimizer(Optimizer, ABC):
     def _update_statistics(
         self, block: dict[str, Tensor], layer: FactoredLayer, a: Tensor, g: Tensor, cases: Tensor | float
     ) -> None:
-        """Take in activations ``[batch, shared, in]`` and output gradients ``[batch, shared, out]``."""
-        for name, factor in zip(("omega", "gamma"), kronecker_factors(a, g, cases), strict=True):
-            self._average(block, name, factor)
+        """Take in activations ``[batch, shared, in]`` and output gradients ``[batch, shared, out]`` of M ``cases``."""
+        a, g = a.flatten(0, 1), g.flatten(0, 1)
+        self._average(block, "omega", a.T @ a / cases)
+        self._average(block, "gamma", g.T @ g / len(g))
 
     @abstractmethod
     def _refresh(self, block: dict[str, Tensor], layer: FactoredLayer) -> None:
@@ -189,7 +190,12 @@ class CurvatureOptimizer(Optimizer, ABC):
                 if block:
                     self._refresh(block, layer)
         group = self.param_groups[0]
-        gradients = {p: _decayed(p, group["weight_decay"]) for p in group["params"] if p.grad is not None}
+        gradients: dict[Tensor, Tensor] = {}
+        for p in group["params"]:
+            if p.grad is not None:
+                dtype = torch.promote_types(p.dtype, torch.float32)
+                gradient, decay = p.grad.to(dtype), group["weight_decay"]
+                gradients[p] = gradient.add(p.to(dtype), alpha=decay) if decay else gradient
         directions = self._directions(gradients)
         trust: Tensor | float = 1.0
         if self.kl_clip is not None and directions:
@@ -243,22 +249,3 @@ class CurvatureOptimizer(Optimizer, ABC):
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
-
-
-def _decayed(p: Tensor, weight_decay: float) -> Tensor:
-    assert p.grad is not None
-    dtype = torch.promote_types(p.dtype, torch.float32)
-    gradient = p.grad.to(dtype)
-    return gradient.add(p.to(dtype), alpha=weight_decay) if weight_decay else gradient
-
-
-def kronecker_factors(a: Tensor, g: Tensor, cases: Tensor | float) -> tuple[Tensor, Tensor]:
-    """Return Omega ``[in, in]`` and Gamma ``[out, out]``.
-
-    Args:
-        a: Activations ``[batch, shared, in]``.
-        g: Output gradients ``[batch, shared, out]``.
-        cases: M, the number of cases in the loss.
-    """
-    a, g = a.flatten(0, 1), g.flatten(0, 1)
-    return a.T @ a / cases, g.T @ g / g.shape[0]

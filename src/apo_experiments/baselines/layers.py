@@ -34,12 +34,6 @@ class FactoredLayer:
         return [self.module.weight] if self.module.bias is None else [self.module.weight, self.module.bias]
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """Shape ``[out, in (+ 1)]`` of the weight matrix with its bias as the last column."""
-        weight = self.module.weight
-        return weight.shape[0], weight[0].numel() + (self.module.bias is not None)
-
-    @property
     def dtype(self) -> torch.dtype:
         """Precision of the statistics: float32 even for a 16-bit network."""
         return torch.float64 if self.module.weight.dtype == torch.float64 else torch.float32

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from apo_experiments.commands import options
 from apo_experiments.commands.tables import show, text_table
+from apo_experiments.data.fetch import fetch, verify
+from apo_experiments.data.locate import directory, state
+from apo_experiments.data.registry import DATASETS, dataset
 from apo_experiments.errors import UserError
-
-_EXAMPLES = """\
-  apo data list                     all data sets, and which are present
-  apo data fetch mnist protein      download from the official addresses
-  apo data verify                   compare all present files with their checksums"""
-
-
-def add_to(subparsers: argparse._SubParsersAction) -> None:
-    """Add the command to the parser."""
-    parser = options.add_command(subparsers, "data", "list, fetch and verify data sets", _EXAMPLES, execute)
-    parser.add_argument("action", choices=("list", "fetch", "verify"), help="what to do")
-    parser.add_argument("names", metavar="NAME", nargs="*", help="data sets, or all (verify: all that are present)")
-    folder = "their folder (default: $APO_DATA, else ~/.cache/apo-data)"
-    parser.add_argument("--data-dir", metavar="DIR", type=Path, help=folder)
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -30,10 +17,6 @@ def execute(arguments: argparse.Namespace) -> int:
     Returns:
         0, or 1 if ``verify`` finds a data set that is damaged.
     """
-    from apo_experiments.data.fetch import fetch, verify
-    from apo_experiments.data.locate import directory, state
-    from apo_experiments.data.registry import DATASETS, dataset
-
     names = list(DATASETS) if arguments.names == ["all"] else [dataset(name).name for name in arguments.names]
     root = directory(arguments.data_dir)
     if arguments.action == "list":

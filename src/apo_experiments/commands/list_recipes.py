@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from apo_experiments.commands import options
 from apo_experiments.commands.tables import text_table
-
-if TYPE_CHECKING:
-    from apo_experiments.recipe import Recipe
-
-
-def add_to(subparsers: argparse._SubParsersAction) -> None:
-    """Add the command to the parser."""
-    parser = options.add_command(
-        subparsers,
-        "list",
-        "show the recipes, the data they need and the time they take",
-        "  apo list                 all recipes\n  apo list uci-protein     its methods, settings and grids",
-        execute,
-    )
-    parser.add_argument("recipes", metavar="RECIPE", nargs="*", help="show these in detail")
-    parser.add_argument("--data-dir", metavar="DIR", type=Path, help="folder of the data (default: $APO_DATA)")
+from apo_experiments.comparable import MARK, differences_of_scale, own_method
+from apo_experiments.data.locate import state
+from apo_experiments.methods import METHODS
+from apo_experiments.progress import counted
+from apo_experiments.recipe import NOT_IN_PAPER, SCALES, Recipe
+from apo_experiments.recipes import plan
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -35,12 +24,12 @@ def execute(arguments: argparse.Namespace) -> int:
     rows = [
         [
             *(recipe.name, recipe.paper),
-            *(_time(recipe.scales[name].minutes) if name in recipe.scales else "-" for name in options.SCALES),
+            *(_time(recipe.scales[name].minutes) if name in recipe.scales else "-" for name in SCALES),
             *(_data(recipe, arguments.data_dir), recipe.title),
         ]
         for recipe in options.recipes(["all"])
     ]
-    header = ["recipe", "paper", *options.SCALES, "data", "what it shows"]
+    header = ["recipe", "paper", *SCALES, "data", "what it shows"]
     print(text_table(header, rows, right=[2, 3, 4]))
     print("\nTimes are for all methods and seeds: smoke and cpu on two cores, paper on one GPU.")
     print("The data are needed at the scales cpu and paper; `apo data fetch NAME` gets what is missing.")
@@ -62,18 +51,10 @@ def _time(minutes: float) -> str:
 
 
 def _data(recipe: Recipe, data_dir: Path | None) -> str:
-    from apo_experiments.data.locate import state
-
     return ", ".join(f"{name} ({state(name, data_dir)})" for name in recipe.data) or "none needed"
 
 
 def _details(recipe: Recipe, data_dir: Path | None) -> str:
-    from apo_experiments.comparable import MARK, differences_of_scale, own_method
-    from apo_experiments.methods import METHODS
-    from apo_experiments.progress import counted
-    from apo_experiments.recipe import NOT_IN_PAPER
-    from apo_experiments.recipes import plan
-
     lines = [f"{recipe.name}: {recipe.title}", f"  paper   {recipe.paper}", f"  data    {_data(recipe, data_dir)}"]
     lines.append(f"  metric  {recipe.metric} ({recipe.better})")
     for name, scale in recipe.scales.items():

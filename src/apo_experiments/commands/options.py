@@ -1,7 +1,4 @@
-"""Options that several commands share, and suggestions for mistyped names.
-
-Written with argparse: click and typer have no options with several values, such as ``--method SGDm KFAC``.
-"""
+"""What the options of a command mean, and suggestions for mistyped names."""
 
 from __future__ import annotations
 
@@ -11,75 +8,18 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from apo_experiments import renamed
 from apo_experiments.errors import UserError
-
-if TYPE_CHECKING:
-    from apo_experiments.recipe import Recipe
-
-SCALES = ("smoke", "cpu", "paper")
-
-
-def add_command(
-    subparsers: argparse._SubParsersAction,
-    name: str,
-    summary: str,
-    examples: str,
-    execute: Callable[[argparse.Namespace], int],
-    resumable: bool = False,
-) -> argparse.ArgumentParser:
-    """Add a command whose help ends with examples, and return its parser."""
-    parser = subparsers.add_parser(
-        name,
-        help=summary,
-        description=summary[0].upper() + summary[1:] + ".",
-        epilog=f"examples:\n{examples}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    # SUPPRESS: the default of the main parser is kept, so that --debug may come before or after the command.
-    parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")
-    parser.set_defaults(execute=execute, resumable=resumable)
-    return parser
-
-
-def add_runs_option(parser: argparse.ArgumentParser) -> None:
-    """Add ``--runs``."""
-    parser.add_argument("--runs", metavar="DIR", type=Path, help="folder of the runs (default: $APO_RUNS, else ./runs)")
-
-
-def add_execution_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that select the runs, and where they are trained."""
-    add = parser.add_argument
-    scales = "smoke: seconds, generated data; cpu: minutes on two cores; paper: as in the paper, on a GPU"
-    add("--scale", choices=SCALES, default="cpu", help=f"{scales} (default: cpu)")
-    methods = "only these methods (`apo list RECIPE` has them)"
-    add("--method", metavar="LABEL", nargs="+", action="extend", help=methods)
-    add("--seeds", metavar="N", type=positive, help="number of seeds (default: the recipe's; in sweeps 1)")
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: auto)")
-    add("--data-dir", metavar="DIR", type=Path, help="folder of the data (default: $APO_DATA)")
-    settings = "change an option of the task, a hyperparameter or epochs (`apo list RECIPE` has the keys)"
-    add("--set", metavar="KEY=VALUE", nargs="+", action="extend", help=settings)
-    length = "how long to train; schedules are fractions of it (default: scale's)"
-    add("--epochs", metavar="N", type=positive, help=length)
-    add("--jobs", metavar="N", type=positive, default=1, help="runs in parallel, on one GPU or the CPU (default: 1)")
-    limit = "stop all runs after this time, with checkpoints; the same command resumes them (exit code 3)"
-    add("--time-limit", metavar="SECONDS", type=positive, help=limit)
-    add("--storage", metavar="URL", help="database of the sweeps (default: an SQLite file among the runs)")
-    add("--json", metavar="FILE", type=Path, help="write the values of the table to this file")
-    add_runs_option(parser)
-
-
-def positive(text: str) -> int:
-    """Parse a number of at least 1; the type of an option."""
-    number = int(text) if text.isdecimal() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
-    return number
+from apo_experiments.files import write_atomically
+from apo_experiments.recipe import Recipe
+from apo_experiments.recipes import FAMILIES, RECIPES
 
 
 def say(sentence: str) -> None:
@@ -95,11 +35,7 @@ def runs_folder(arguments: argparse.Namespace) -> Path:
 
 def device(choice: str) -> str:
     """Return the device that ``--device`` means on this machine."""
-    if choice != "auto":
-        return choice
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return choice if choice != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def writable(option: str, path: Path | None) -> None:
@@ -132,8 +68,6 @@ def begin(arguments: argparse.Namespace) -> float | None:
 
 def write_json(arguments: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write the values of a table to the file that ``--json`` names."""
-    from apo_experiments.files import write_atomically
-
     if arguments.json:
         write_atomically(arguments.json, (json.dumps(rows, indent=1, default=str) + "\n").encode(), "--json")
 
@@ -170,8 +104,6 @@ def recipes(names: Iterable[str]) -> list[Recipe]:
     Raises:
         UserError: A name is unknown; the message suggests similar ones.
     """
-    from apo_experiments.recipes import FAMILIES, RECIPES
-
     found: dict[str, Recipe] = {}
     for name in names:
         if name == "all":

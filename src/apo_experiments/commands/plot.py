@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from apo_experiments import figures
 from apo_experiments.commands import options
 from apo_experiments.commands.tables import show
 from apo_experiments.errors import UserError
-
-_EXAMPLES = """\
-  apo plot                               all recipes that have records, png and pdf
-  apo plot rosenbrock --out figures      one of them
-  apo plot mnist-mlp --scale cpu --figure bars"""
-
-
-def add_to(subparsers: argparse._SubParsersAction) -> None:
-    """Add the command to the parser."""
-    parser = options.add_command(subparsers, "plot", "draw figures from the records of runs", _EXAMPLES, execute)
-    parser.add_argument("recipes", metavar="RECIPE", nargs="*", default=["all"], help="names from `apo list`")
-    parser.add_argument("--out", metavar="DIR", type=Path, default=Path("figures"), help="(default: figures)")
-    parser.add_argument("--scale", choices=options.SCALES, help="(default: all that have records)")
-    parser.add_argument("--figure", metavar="NAME", help="a figure other than the recipe's own")
-    options.add_runs_option(parser)
+from apo_experiments.records import find
+from apo_experiments.tuning import current
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Draw and save the figures, and print the names of the files."""
-    from apo_experiments import figures
-    from apo_experiments.records import find
-    from apo_experiments.results import current
-
     root = options.runs_folder(arguments)
     recipes = options.recipes(arguments.recipes)
     records = find(root, scale=arguments.scale)

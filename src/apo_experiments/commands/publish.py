@@ -5,31 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from apo_experiments import no_tuning, publication, records
 from apo_experiments.commands import options
 from apo_experiments.commands.tables import show
 from apo_experiments.errors import UserError
-
-_EXAMPLES = """\
-  apo publish                                    all finished runs of the scale paper, at full length
-  apo publish cifar10-lenet --runs elsewhere
-  apo publish rosenbrock --scale cpu --all       runs of any length
-Records go to results/, tables and figures to docs/ of a clone. A record that is there stays as it is (delete it to
-publish its run again), so publishing twice changes nothing."""
-
-
-def add_to(subparsers: argparse._SubParsersAction) -> None:
-    """Add the command to the parser."""
-    parser = options.add_command(
-        subparsers, "publish", "copy finished runs into results and bring docs up to date", _EXAMPLES, execute
-    )
-    parser.add_argument("recipes", metavar="RECIPE", nargs="*", help="names from `apo list` (default: all)")
-    parser.add_argument("--scale", choices=("cpu", "paper"), default="paper", help="(default: paper)")
-    parser.add_argument("--all", action="store_true", help="runs of any length")
-    parser.add_argument("--to", metavar="DIR", type=Path, help="folder of the records (default: results)")
-    parser.add_argument(
-        "--docs", metavar="DIR", type=Path, default=Path("docs"), help="with results.md (default: docs)"
-    )
-    options.add_runs_option(parser)
+from apo_experiments.progress import counted
+from apo_experiments.publication.tuning_log import finals
+from apo_experiments.recipes import FAMILIES
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -41,11 +23,6 @@ def execute(arguments: argparse.Namespace) -> int:
     Raises:
         UserError: There is no page here and no folder was named, so that this is probably not a clone.
     """
-    from apo_experiments import no_tuning, publication, records
-    from apo_experiments.progress import counted
-    from apo_experiments.publication.tuning_log import finals
-    from apo_experiments.recipes import FAMILIES
-
     root, page = options.runs_folder(arguments), arguments.docs / "results.md"
     if arguments.to is None and not page.exists():
         raise UserError(f"There is no {page} here: run it in a clone of the project, or name folders (--to, --docs).")

@@ -5,42 +5,20 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from apo_experiments.commands import options
-from apo_experiments.commands.tables import comparison, show
+from apo_experiments.commands.planned import planned, shared_out
+from apo_experiments.commands.tables import show, text_table
 from apo_experiments.errors import UserError
-
-if TYPE_CHECKING:
-    from apo_experiments.execution import Assignment, Failure
-    from apo_experiments.recipe import Recipe
-    from apo_experiments.records import Record
-    from apo_experiments.runs import RunConfig
-
-_EXAMPLES = """\
-  apo run rosenbrock                              minutes on two cores
-  apo run all --scale smoke                       every recipe, in seconds each
-  apo run uci-protein --scale paper --device cuda
-  apo run mnist-mlp --method SGDm-APO --seeds 3 --set lr=0.01
-  apo run cifar10-lenet --scale paper --best --jobs 12 --time-limit 540
-  apo run cifar10-lenet --scale paper --best --storage postgresql://user@host/apo
-After Ctrl-C the same command resumes the run; finished runs are not repeated."""
-
-
-def add_to(subparsers: argparse._SubParsersAction) -> None:
-    """Add the command to the parser."""
-    parser = options.add_command(
-        subparsers, "run", "train recipes and compare them with the paper", _EXAMPLES, execute, True
-    )
-    parser.add_argument("recipes", metavar="RECIPE", nargs="+", help="names from `apo list`, or all")
-    options.add_execution_options(parser)
-    best = (
-        "use the best hyperparameters of the sweeps, from their database or, with --storage none, from the records here"
-    )
-    parser.add_argument("--best", action="store_true", help=best)
-    parser.add_argument("--best-of", metavar="RECIPE", help="the same, from the sweeps of another recipe")
-    compiled = "train through torch.compile: faster after a minute, other rounding"
-    parser.add_argument("--compile", action="store_true", help=compiled)
+from apo_experiments.execution import Assignment, Failure, carried_out
+from apo_experiments.progress import Progress
+from apo_experiments.recipe import Recipe
+from apo_experiments.records import Record
+from apo_experiments.results import Result, figure_text, findings, leader, summarise, value
+from apo_experiments.roles import as_result
+from apo_experiments.runs import RunConfig
+from apo_experiments.train import finished
 
 
 @dataclass
@@ -61,15 +39,11 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.storage and not (arguments.best or arguments.best_of):
         raise UserError("--storage names the database of the sweeps that --best chooses from: add --best.")
     deadline = options.begin(arguments)
-    from apo_experiments.commands.planned import planned, shared_out
-    from apo_experiments.execution import Assignment
-    from apo_experiments.results import summarise
-
     recipes, root = options.recipes(arguments.recipes), options.runs_folder(arguments)
     # Plan everything before the first run, so that a mistyped key shows up at once.
     plans = [planned(recipe, arguments, labels) for recipe, labels in shared_out(recipes, arguments.method)]
-    configs = [config for plan in plans for config in plan.configs]
-    chosen_by = {key: origin for plan in plans for key, origin in plan.chosen_by.items()}
+    configs = [config for own, _ in plans for config in own]
+    chosen_by = {key: origin for _, origins in plans for key, origin in origins.items()}
     summary = _carry_out(configs, Assignment(root, arguments.data_dir, deadline, chosen_by), recipes, arguments)
     for recipe in recipes:
         records = [record for record in summary.records if record.config.recipe == recipe.name]
@@ -86,21 +60,12 @@ def _carry_out(
     configs: list[RunConfig], assignment: Assignment, recipes: Sequence[Recipe], arguments: argparse.Namespace
 ) -> _Summary:
     """Train all runs, even if one of them fails."""
-    from apo_experiments.execution import Failure, in_turn, side_by_side
-    from apo_experiments.progress import Progress
-    from apo_experiments.roles import as_result
-    from apo_experiments.train import finished
-
     jobs, left_out, summary = arguments.jobs, set[str](), _Summary()
     with Progress(recipes, every_seconds=5.0 if jobs == 1 else 30.0) as display:
         left = [config for config in configs if finished(config.directory(assignment.root)) is None]
-        display.expect(len(configs), left, jobs)
-        if jobs == 1:
-            outcomes = in_turn(configs, assignment, display, left_out)
-        else:
-            outcomes = side_by_side(configs, jobs, assignment, display.lane, left_out)
+        display.expect(left, jobs, len(configs) - len(left))
         try:
-            for config, result in outcomes:
+            for config, result in carried_out(configs, jobs, assignment, display.lane, left_out):
                 if isinstance(result, Failure):
                     display.failed(config)
                     if result.fixable and len(recipes) == jobs == 1:
@@ -134,8 +99,6 @@ def _note_failure(config: RunConfig, failure: Failure, summary: _Summary, left_o
 
 def _json(recipes: Sequence[Recipe], summary: _Summary) -> list[dict[str, Any]]:
     """Return one entry per run; the value of a run that failed or diverged is null."""
-    from apo_experiments.results import value
-
     metrics = {recipe.name: recipe.metric for recipe in recipes}
     papers = {(recipe.name, entry.label): entry.paper for recipe in recipes for entry in recipe.entries}
     finals = [(record.config, value(record, metrics[record.config.recipe])) for record in summary.records]
@@ -144,3 +107,34 @@ def _json(recipes: Sequence[Recipe], summary: _Summary) -> list[dict[str, Any]]:
         for run, final in [*finals, *((config, None) for config in summary.failed)]
     ]
     return [dict(zip(("recipe", "method", "seed", "metric", "value", "paper"), row, strict=True)) for row in rows]
+
+
+def comparison(recipe: Recipe, scale: str, results: Sequence[Result]) -> str:
+    """Return the table of a recipe: the paper's figures and ours, the best of each with a star.
+
+    Example:
+        >>> recipe = Recipe("tiny", "", "Table 2", None, {}, (), {}, (), metric="accuracy", goal="max")
+        >>> print(comparison(recipe, "cpu", [Result("SGDm", (75.0, 76.0), paper=75.73), Result("APO", (77.0,))]))
+        tiny (Table 2), scale cpu: accuracy, more is better (* the best)
+        method   ours   seed to seed    seeds  paper
+        ------  ------  --------------  -----  ------
+        SGDm    75.50   75.00 to 76.00  2      75.73*
+        APO     77.00*                  1           -
+        In front here: APO with 77.00; in the paper: SGDm with 75.73.
+    """
+    best, paper_best = leader(recipe, results), leader(recipe, results, paper=True)
+    run = [result for result in results if result.values or result.diverged or result.unfinished]
+    rows = [
+        [
+            result.name,
+            figure_text(result.mean) + ("*" if result is best else " "),
+            result.spread(),
+            str(len(result.values)) + (f" + {result.diverged} diverged" if result.diverged else ""),
+            result.paper_text + ("*" if result is paper_best else " "),
+        ]
+        for result in run
+    ]
+    title = f"{recipe.name} ({recipe.paper}), scale {scale}: {recipe.metric}, {recipe.better}"
+    title += " (* the best)" if best or paper_best else ""
+    table = text_table(["method", "ours ", "seed to seed", "seeds", "paper "], rows, right=[1, 4])
+    return "\n".join([title, table, *findings(recipe, scale, run)])

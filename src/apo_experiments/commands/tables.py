@@ -4,11 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from apo_experiments.recipe import Recipe
-    from apo_experiments.results import Result
 
 
 def show(text: str) -> None:
@@ -46,38 +41,3 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequ
         ).rstrip()
         for line in lines
     )
-
-
-def comparison(recipe: Recipe, scale: str, results: Sequence[Result]) -> str:
-    """Return the table of a recipe: the paper's figures and ours, the best of each with a star.
-
-    Example:
-        >>> from apo_experiments.recipe import Recipe
-        >>> from apo_experiments.results import Result
-        >>> recipe = Recipe("tiny", "", "Table 2", None, {}, (), {}, (), metric="accuracy", goal="max")
-        >>> print(comparison(recipe, "cpu", [Result("SGDm", (75.0, 76.0), paper=75.73), Result("APO", (77.0,))]))
-        tiny (Table 2), scale cpu: accuracy, more is better (* the best)
-        method   ours   seed to seed    seeds  paper
-        ------  ------  --------------  -----  ------
-        SGDm    75.50   75.00 to 76.00  2      75.73*
-        APO     77.00*                  1           -
-        In front here: APO with 77.00; in the paper: SGDm with 75.73.
-    """
-    from apo_experiments.results import figure_text, findings, leader
-
-    best, paper_best = leader(recipe, results), leader(recipe, results, paper=True)
-    run = [result for result in results if result.values or result.diverged or result.unfinished]
-    rows = [
-        [
-            result.name,
-            figure_text(result.mean) + ("*" if result is best else " "),
-            result.spread(),
-            str(len(result.values)) + (f" + {result.diverged} diverged" if result.diverged else ""),
-            result.paper_text + ("*" if result is paper_best else " "),
-        ]
-        for result in run
-    ]
-    title = f"{recipe.name} ({recipe.paper}), scale {scale}: {recipe.metric}, {recipe.better}"
-    title += " (* the best)" if best or paper_best else ""
-    table = text_table(["method", "ours ", "seed to seed", "seeds", "paper "], rows, right=[1, 4])
-    return "\n".join([title, table, *findings(recipe, scale, run)])

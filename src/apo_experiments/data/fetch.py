@@ -2,23 +2,30 @@
 
 Files are downloaded to a temporary folder inside the data directory and moved to their places only once they are
 complete and verified. If anything goes wrong - no network, a full disk, Ctrl-C - the folder is removed and no
-half-written file is left.
+half-written file is left. (Not by the package pooch: it knows no mirrors, and unpacks to paths
+that an archive chooses.)
 """
 
 from __future__ import annotations
 
-import errno
+import gzip
 import http.client
 import os
+import shutil
+import tarfile
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable
-from pathlib import Path
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
 
-from apo_experiments.data import archives, locate
-from apo_experiments.data.registry import DataFile, Dataset, Source, dataset
+from apo_experiments.data import locate
+from apo_experiments.data.registry import Dataset, Source, dataset
 from apo_experiments.errors import UserError
+from apo_experiments.files import FULL
 
 _CHUNK = 1 << 18
 _TIMEOUT_SECONDS = 60.0
@@ -33,10 +40,8 @@ def fetch(name: str, data_dir: str | Path | None = None, report: Callable[[str],
         report: Receives lines on the progress.
     """
     entry, root = dataset(name), locate.directory(data_dir)
-    files = {file.path: file for file in entry.files}
-    wanted = [
-        source for source in entry.sources if any(locate.problem(files[path], root / path) for _, path in source.files)
-    ]
+    bad = {file.path for file in entry.files if locate.problem(file, root / file.path)}
+    wanted = [source for source in entry.sources if any(path in bad for _, path in source.files)]
     if not wanted and not verify(name, root):
         report(f"{name}: already in {root}")
         return
@@ -45,9 +50,9 @@ def fetch(name: str, data_dir: str | Path | None = None, report: Callable[[str],
     try:
         root.mkdir(parents=True, exist_ok=True)
         for source in wanted or entry.sources:
-            _fetch_source(entry, source, files, root, report)
+            _fetch_source(entry, source, root, report)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)):
+        if error.errno in FULL:
             raise UserError(
                 f"The disk that holds {root} is full, so {name} was not stored: free some space or name another folder "
                 f"with --data-dir, then run `apo data fetch {name}` again."
@@ -82,82 +87,93 @@ def verify(name: str, data_dir: str | Path | None = None) -> list[str]:
     return found
 
 
-def _fetch_source(
-    entry: Dataset, source: Source, files: dict[str, DataFile], root: Path, report: Callable[[str], None]
-) -> None:
-    """Download, check and unpack into a temporary folder; then move into place."""
+def _fetch_source(entry: Dataset, source: Source, root: Path, report: Callable[[str], None]) -> None:
+    """Download, unpack and check in a temporary folder; then move into place."""
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=root) as folder:
-        received = _download_any(entry, source, Path(folder) / "download", report)
-        if source.unpack == "none":
-            unpacked = {source.files[0][1]: received}
-        else:
-            unpacked = {path: Path(folder) / "unpacked" / path for _, path in source.files}
-            try:
-                archives.unpack(received, source.unpack, {member: unpacked[path] for member, path in source.files})
-            except archives.ArchiveError as error:
-                raise UserError(f"The archive {source.urls[0]} of {entry.name} {error}: try again later.") from error
-        for path, temporary in unpacked.items():
-            trouble = locate.problem(files[path], temporary)
-            if trouble:
-                what = trouble.removeprefix(str(temporary)).strip()
-                raise UserError(f"{path} as downloaded from {source.urls[0]} {what}: try again later.")
+        received = Path(folder) / "download"
+        _download(entry, source, received, report)
+        try:
+            unpacked = _unpacked(received, source)
+        except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError, KeyError) as error:
+            what = f"lacks {error.args[0]}" if isinstance(error, KeyError) else f"is damaged ({error})"
+            raise UserError(f"The archive {source.urls[0]} of {entry.name} {what}: try again later.") from error
+        for file in entry.files:
+            if file.path in unpacked and (trouble := locate.problem(file, unpacked[file.path])):
+                what = trouble.removeprefix(str(unpacked[file.path])).strip()
+                raise UserError(f"{file.path} as downloaded from {source.urls[0]} {what}: try again later.")
         for path, temporary in unpacked.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             os.replace(temporary, root / path)
 
 
-def _download_any(entry: Dataset, source: Source, target: Path, report: Callable[[str], None]) -> Path:
-    """Try the addresses in turn until a download has the right checksum."""
+def _download(entry: Dataset, source: Source, target: Path, report: Callable[[str], None]) -> None:
+    """Try the addresses in turn until a download is complete and has the right checksum."""
     reasons = []
     for url in source.urls:
         report(f"{entry.name}: {url}")
         try:
-            _download(url, target, lambda line: report(f"{entry.name}: {line}"))
-        except _DownloadError as error:
-            reasons.append(f"{url}: {error}")
-            continue
-        if source.checksum is None or locate.digest(target, source.checksum) == source.checksum.digest:
-            return target
-        reasons.append(f"{url}: its {source.checksum.algorithm} is not the published one")
+            reason = _download_from(url, target, lambda line: report(f"{entry.name}: {line}"))
+        except urllib.error.HTTPError as error:
+            reason = f"HTTP status {error.code}"
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in FULL:  # the disk, not the network
+                raise
+            reason = str(getattr(error, "reason", error)) or type(error).__name__
+        if not reason and source.checksum and locate.digest(target, source.checksum) != source.checksum.digest:
+            reason = f"its {source.checksum.algorithm} is not the published one"
+        if not reason:
+            return
+        reasons.append(f"{url}: {reason}")
     raise UserError(
         f"The data set {entry.name} could not be downloaded ({'; '.join(reasons)}): check the connection and run "
         f"`apo data fetch {entry.name}` again, or {entry.by_hand}."
     )
 
 
-class _DownloadError(Exception):
-    """The server or the network failed; the message is the reason."""
-
-
-def _download(url: str, target: Path, report: Callable[[str], None]) -> None:
-    """Download a file, checked for completeness.
-
-    In place of the package pooch, which has neither mirrors nor members of archives under other names.
-    """
+def _download_from(url: str, target: Path, report: Callable[[str], None]) -> str:
+    """Download a file, and return how it is incomplete, or nothing."""
     # Some servers reject the library's default name.
     request = urllib.request.Request(url, headers={"User-Agent": "apo-optim"})
-    try:
-        response = urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS)
-    except urllib.error.HTTPError as error:
-        raise _DownloadError(f"HTTP status {error.code}") from error
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise _DownloadError(str(getattr(error, "reason", error))) from error
-    with response, open(target, "wb") as file:
+    with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS) as response, open(target, "wb") as file:
         total = int(response.headers.get("Content-Length") or 0)
-        received, tenths = 0, 0
-        while chunk := _read(response):
-            file.write(chunk)  # outside of _read: a full disk is not a failing network
+        received = tenths = 0
+        while chunk := response.read(_CHUNK):
+            file.write(chunk)
             received += len(chunk)
             if total and received * 10 // total > tenths:
                 tenths = received * 10 // total
                 report(f"{tenths * 10}% of {total / 1e6:.1f} MB")
     # A connection that closes early looks like the end of the file.
-    if received < total:
-        raise _DownloadError(f"the connection ended after {received:,} of {total:,} bytes")
+    return f"the connection ended after {received:,} of {total:,} bytes" if received < total else ""
 
 
-def _read(response: http.client.HTTPResponse) -> bytes:
-    try:
-        return response.read(_CHUNK)
-    except (OSError, http.client.HTTPException) as error:
-        raise _DownloadError(str(error) or type(error).__name__) from error
+def _unpacked(archive: Path, source: Source) -> dict[str, Path]:
+    """Copy the wanted members of an archive to files beside it, and return these by the paths that they are for.
+
+    No path is taken from the archive, and only plain files, so it cannot write elsewhere.
+    """
+    if source.unpack == "none":
+        return {source.files[0][1]: archive}
+    wanted, found = dict(source.files), dict[str, Path]()
+    for name, stream in _content(archive, source):
+        if name in wanted:
+            path = wanted.pop(name)
+            found[path] = archive.with_name(f"unpacked-{len(found)}")
+            with stream, open(found[path], "wb") as file:
+                shutil.copyfileobj(stream, file, 1 << 20)
+    if wanted:
+        raise KeyError(", ".join(wanted))
+    return found
+
+
+def _content(archive: Path, source: Source) -> Iterator[tuple[str, Any]]:
+    """Yield the name of each plain file in an archive, and its stream."""
+    if source.unpack == "gzip":
+        with gzip.open(archive) as stream:
+            yield source.files[0][0], stream  # the only one, whatever its name
+    elif source.unpack == "tar":
+        with tarfile.open(archive) as tar:
+            yield from ((member.name.removeprefix("./"), tar.extractfile(member)) for member in tar if member.isreg())
+    else:
+        with zipfile.ZipFile(archive) as packed:  # the folder of a member does not matter
+            yield from ((PurePosixPath(name).name, packed.open(name)) for name in packed.namelist())

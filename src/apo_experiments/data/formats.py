@@ -1,8 +1,8 @@
 """Readers of the official binary image formats: idx (MNIST), CIFAR's records, MATLAB 5 (SVHN).
 
-They only read numbers and cannot execute anything. Each raises :class:`FormatError` on a file that is truncated
-or invalid; the message completes "the file ...". Checksums come first (:mod:`apo_experiments.data.locate`):
-scipy's reader can crash on a damaged MATLAB file.
+They only read numbers and cannot execute anything. Each raises :class:`~apo_experiments.data.locate.Damaged` on a file
+that is truncated or invalid; the message completes "the file ...". Checksums come first: scipy's reader can crash on a
+damaged MATLAB file.
 """
 
 from __future__ import annotations
@@ -15,15 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
+from apo_experiments.data.locate import Damaged
 from apo_experiments.errors import required
-
-
-class FormatError(Exception):
-    """A file that is not in the expected format."""
-
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(reason)
-        self.path = path
 
 
 def read_idx(path: Path) -> np.ndarray:
@@ -36,13 +29,13 @@ def read_idx(path: Path) -> np.ndarray:
         with gzip.open(path) as stream:
             content = stream.read()
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise FormatError(path, "is truncated or corrupted (it does not unpack)") from error
+        raise Damaged(path, "is truncated or corrupted (it does not unpack)") from error
     if len(content) < 4 or content[:3] != b"\0\0\x08" or len(content) < 4 + 4 * content[3]:
-        raise FormatError(path, "is not an idx file of bytes")
+        raise Damaged(path, "is not an idx file of bytes")
     start = 4 + 4 * content[3]
     shape = struct.unpack(f">{content[3]}I", content[4:start])
     if len(content) - start != int(np.prod(shape, dtype=np.int64)):
-        raise FormatError(path, f"is truncated or corrupted ({len(content) - start:,} bytes for the shape {shape})")
+        raise Damaged(path, f"is truncated or corrupted ({len(content) - start:,} bytes for the shape {shape})")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
@@ -60,11 +53,11 @@ def read_cifar(path: Path, label_bytes: int = 1, classes: int = 10) -> tuple[np.
     content = np.fromfile(path, np.uint8)
     record = label_bytes + 3072
     if content.size == 0 or content.size % record:
-        raise FormatError(path, f"is truncated ({content.size:,} bytes are not whole records of {record:,})")
+        raise Damaged(path, f"is truncated ({content.size:,} bytes are not whole records of {record:,})")
     records = content.reshape(-1, record)
     labels = records[:, label_bytes - 1]
     if int(labels.max()) >= classes:
-        raise FormatError(path, f"is corrupted (a label is {int(labels.max())}, there are {classes} classes)")
+        raise Damaged(path, f"is corrupted (a label is {int(labels.max())}, there are {classes} classes)")
     return np.ascontiguousarray(records[:, label_bytes:]).reshape(-1, 3, 32, 32), labels.copy()
 
 
@@ -75,7 +68,7 @@ def read_matlab(path: Path) -> dict[str, np.ndarray]:
     try:
         content = loadmat(stored)
     except Exception as error:  # a damaged file fails in scipy, zlib or numpy, each in its own way
-        raise FormatError(
+        raise Damaged(
             path, f"is truncated or corrupted ({(str(error).splitlines() or [''])[0] or type(error).__name__})"
         ) from error
     return {

@@ -11,9 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from apo_experiments.data import formats
-from apo_experiments.data.locate import damaged, require
-from apo_experiments.data.registry import dataset
-from apo_experiments.errors import UserError
+from apo_experiments.data.locate import Damaged, opened
 
 
 @dataclass(frozen=True)
@@ -43,27 +41,18 @@ class ImageSet:
 
 def load(name: str, data_dir: str | Path | None = None) -> ImageSet:
     """Load an official data set."""
-    if dataset(name).kind != "images":
-        raise UserError(f"The data set {name} does not consist of images.")
-    root = require(name, data_dir)
-    try:
-        return _read(name, root)
-    except formats.FormatError as error:
-        raise damaged(name, error.path, str(error)) from error
-
-
-def _read(name: str, root: Path) -> ImageSet:
-    if name in ("mnist", "fashion-mnist"):
-        train, test = (_load_idx(name, root, part) for part in ("train", "t10k"))
-    elif name == "cifar10":
-        batches = [_load_cifar(name, root / f"cifar-10-batches-bin/data_batch_{i}.bin", 1, 10) for i in range(1, 6)]
-        train = (torch.cat([images for images, _ in batches]), torch.cat([labels for _, labels in batches]))
-        test = _load_cifar(name, root / "cifar-10-batches-bin/test_batch.bin", 1, 10)
-    elif name == "cifar100":
-        train, test = (_load_cifar(name, root / f"cifar-100-binary/{part}.bin", 2, 100) for part in ("train", "test"))
-    else:
-        train, test = (_load_svhn(name, root / f"svhn/{part}_32x32.mat") for part in ("train", "test"))
-    return _image_set(name, *train, *test, classes=100 if name == "cifar100" else 10)
+    with opened(name, "images", data_dir) as root:
+        if name in ("mnist", "fashion-mnist"):
+            train, test = (_load_idx(root / name, part) for part in ("train", "t10k"))
+        elif name == "cifar10":
+            batches = [_load_cifar(root / f"cifar-10-batches-bin/data_batch_{i}.bin", 1, 10) for i in range(1, 6)]
+            train = (torch.cat([images for images, _ in batches]), torch.cat([labels for _, labels in batches]))
+            test = _load_cifar(root / "cifar-10-batches-bin/test_batch.bin", 1, 10)
+        elif name == "cifar100":
+            train, test = (_load_cifar(root / f"cifar-100-binary/{part}.bin", 2, 100) for part in ("train", "test"))
+        else:
+            train, test = (_load_svhn(root / f"svhn/{part}_32x32.mat") for part in ("train", "test"))
+        return _image_set(name, *train, *test, classes=100 if name == "cifar100" else 10)
 
 
 def generated(
@@ -111,34 +100,34 @@ def subset(images: ImageSet, train: int | None = None, test: int | None = None) 
     )
 
 
-def _labelled(name: str, path: Path, images: np.ndarray, labels: np.ndarray, classes: int) -> tuple[Tensor, Tensor]:
+def _labelled(path: Path, images: np.ndarray, labels: np.ndarray, classes: int) -> tuple[Tensor, Tensor]:
     if len(images) != len(labels):
-        raise damaged(name, path, f"has {len(labels):,} labels for {len(images):,} images")
+        raise Damaged(path, f"has {len(labels):,} labels for {len(images):,} images")
     if len(labels) == 0 or int(labels.max()) >= classes:
-        raise damaged(name, path, "is corrupted (labels out of range)")
+        raise Damaged(path, "is corrupted (labels out of range)")
     return torch.from_numpy(np.array(images, np.uint8)), torch.from_numpy(labels.astype(np.int64))
 
 
-def _load_idx(name: str, root: Path, part: str) -> tuple[Tensor, Tensor]:
-    image_file, label_file = (root / name / f"{part}-{what}-ubyte.gz" for what in ("images-idx3", "labels-idx1"))
+def _load_idx(folder: Path, part: str) -> tuple[Tensor, Tensor]:
+    image_file, label_file = (folder / f"{part}-{what}-ubyte.gz" for what in ("images-idx3", "labels-idx1"))
     images, labels = formats.read_idx(image_file), formats.read_idx(label_file)
     if images.ndim != 3 or labels.ndim != 1:
         wrong = image_file if images.ndim != 3 else label_file
-        raise damaged(name, wrong, "has the wrong number of axes")
-    return _labelled(name, label_file, images[:, None], labels, 10)
+        raise Damaged(wrong, "has the wrong number of axes")
+    return _labelled(label_file, images[:, None], labels, 10)
 
 
-def _load_cifar(name: str, path: Path, label_bytes: int, classes: int) -> tuple[Tensor, Tensor]:
-    return _labelled(name, path, *formats.read_cifar(path, label_bytes, classes), classes)
+def _load_cifar(path: Path, label_bytes: int, classes: int) -> tuple[Tensor, Tensor]:
+    return _labelled(path, *formats.read_cifar(path, label_bytes, classes), classes)
 
 
-def _load_svhn(name: str, path: Path) -> tuple[Tensor, Tensor]:
+def _load_svhn(path: Path) -> tuple[Tensor, Tensor]:
     arrays = formats.read_matlab(path)
     pixels, labels = arrays.get("X"), arrays.get("y")
     if pixels is None or labels is None or pixels.ndim != 4 or pixels.dtype != np.uint8:
-        raise damaged(name, path, "has no images X of bytes and labels y")
+        raise Damaged(path, "has no images X of bytes and labels y")
     # MATLAB counts from one: the digit 0 has the label 10.
-    return _labelled(name, path, pixels.transpose(3, 2, 0, 1), labels.reshape(-1) % 10, 10)
+    return _labelled(path, pixels.transpose(3, 2, 0, 1), labels.reshape(-1) % 10, 10)
 
 
 def _image_set(name: str, images: Tensor, labels: Tensor, test: Tensor, test_labels: Tensor, classes: int) -> ImageSet:

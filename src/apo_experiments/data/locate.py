@@ -6,6 +6,8 @@ import gzip
 import hashlib
 import os
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
@@ -55,14 +57,31 @@ def require(name: str, data_dir: str | Path | None = None) -> Path:
     return root
 
 
-def damaged(name: str, path: Path, reason: str) -> UserError:
-    """Return the error of a loader that cannot read a file, with a reason as in "has 3 of 4 columns".
+class Damaged(Exception):
+    """A loader cannot read a file, with a reason as in "has 3 of 4 columns"."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(reason)
+        self.path = path
+
+
+@contextmanager
+def opened(name: str, kind: str, data_dir: str | Path | None = None) -> Iterator[Path]:
+    """Check a data set as :func:`require` does and yield the data directory; say what to do about damaged files.
 
     Example:
-        >>> str(damaged("protein", Path("CASP.csv"), "has no rows"))
-        'CASP.csv has no rows: delete it and run `apo data fetch protein` again.'
+        >>> with opened("protein", "images"):
+        ...     pass
+        Traceback (most recent call last):
+        ...
+        apo_experiments.errors.UserError: The data set protein does not consist of images.
     """
-    return UserError(f"{path} {reason}: {_again(dataset(name))}.")
+    if dataset(name).kind != kind:
+        raise UserError(f"The data set {name} does not consist of {kind}.")
+    try:
+        yield require(name, data_dir)
+    except Damaged as error:
+        raise UserError(f"{error.path} {error}: {_again(dataset(name))}.") from error
 
 
 def digest(path: Path, checksum: Checksum) -> str:

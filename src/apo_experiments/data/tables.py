@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from apo_experiments.data.locate import damaged, require
+from apo_experiments.data.locate import Damaged, opened
 from apo_experiments.data.registry import dataset
-from apo_experiments.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -32,15 +31,13 @@ _DROPPED = {"protein": [], "slice": ["patientId"], "parkinsons": ["subject#"]}
 
 def load(name: str, data_dir: str | Path | None = None) -> Table:
     """Load a table of the UCI collection."""
-    entry = dataset(name)
-    if entry.kind != "tables":
-        raise UserError(f"The data set {name} is not a table.")
-    path = require(name, data_dir) / entry.files[0].path
-    header, rows = _read(name, path)
-    special = _TARGETS[name] + _DROPPED[name]
-    absent = [column for column in special if column not in header]
-    if absent:
-        raise damaged(name, path, f"has no column {', '.join(absent)}")
+    with opened(name, "tables", data_dir) as root:
+        path = root / dataset(name).files[0].path
+        header, rows = _read(path)
+        special = _TARGETS[name] + _DROPPED[name]
+        absent = [column for column in special if column not in header]
+        if absent:
+            raise Damaged(path, f"has no column {', '.join(absent)}")
     inputs = [place for place, column in enumerate(header) if column not in special]
     targets = [header.index(column) for column in _TARGETS[name]]
     return Table(name, _normalized(rows[:, inputs]), _normalized(rows[:, targets]))
@@ -54,7 +51,7 @@ def generated(rows: int = 256, inputs: int = 8, targets: int = 1, seed: int = 0)
     return Table("generated", _normalized(x), _normalized(y + 0.05 * draw.standard_normal(y.shape)))
 
 
-def _read(name: str, path: Path) -> tuple[list[str], np.ndarray]:
+def _read(path: Path) -> tuple[list[str], np.ndarray]:
     with open(path, encoding="utf-8", errors="replace", newline="") as file:
         header = next(csv.reader(file), [])
         try:
@@ -62,11 +59,11 @@ def _read(name: str, path: Path) -> tuple[list[str], np.ndarray]:
                 warnings.simplefilter("ignore", UserWarning)  # "no data": reported below
                 rows = np.loadtxt(file, delimiter=",", ndmin=2)
         except ValueError as error:
-            raise damaged(name, path, f"is truncated or corrupted ({str(error).split(';')[0].rstrip('.')})") from error
+            raise Damaged(path, f"is truncated or corrupted ({str(error).split(';')[0].rstrip('.')})") from error
     if rows.size == 0 or rows.shape[1] != len(header):
-        raise damaged(name, path, f"is truncated or corrupted (rows of {rows.shape[1]} for {len(header)} columns)")
+        raise Damaged(path, f"is truncated or corrupted (rows of {rows.shape[1]} for {len(header)} columns)")
     if not np.isfinite(rows).all():
-        raise damaged(name, path, "is corrupted (a number is not finite)")
+        raise Damaged(path, "is corrupted (a number is not finite)")
     return header, rows
 
 

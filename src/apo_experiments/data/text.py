@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from apo_experiments.data.locate import damaged, require
-from apo_experiments.data.registry import dataset
-from apo_experiments.errors import UserError
+from apo_experiments.data.locate import Damaged, opened
 
 #: A sentence and its translation.
 Pair = tuple[str, str]
@@ -40,12 +38,10 @@ def load(name: str, data_dir: str | Path | None = None, seed: int = 0) -> Parall
         data_dir: Folder of the files; None as in :func:`apo_experiments.data.locate.directory`.
         seed: Decides Tatoeba's split and order.
     """
-    if dataset(name).kind != "text":
-        raise UserError(f"The data set {name} is not text.")
-    root = require(name, data_dir)
-    if name == "tatoeba":
-        return _load_tatoeba(name, root / "de-en/deu.txt", seed)
-    return ParallelText(name, *(_load_pair(name, root / "de-en" / name, part) for part in _SPLITS[name]))
+    with opened(name, "text", data_dir) as root:
+        if name == "tatoeba":
+            return _load_tatoeba(name, root / "de-en/deu.txt", seed)
+        return ParallelText(name, *(_load_pair(root / "de-en" / name, part) for part in _SPLITS[name]))
 
 
 def generated(train: int = 400, valid: int = 40, test: int = 40, words: int = 24, seed: int = 0) -> ParallelText:
@@ -76,31 +72,31 @@ def _words(consonants: str, vowels: str, count: int) -> list[str]:
     return [syllables[i % size] + syllables[(i + i // size) % size] for i in range(count)]
 
 
-def _lines(name: str, path: Path) -> list[str]:
+def _lines(path: Path) -> list[str]:
     try:
         content = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise damaged(name, path, f"is truncated or corrupted (no UTF-8 at byte {error.start:,})") from error
+        raise Damaged(path, f"is truncated or corrupted (no UTF-8 at byte {error.start:,})") from error
     if not content.endswith("\n"):
-        raise damaged(name, path, "is truncated (its last line has no end)")
+        raise Damaged(path, "is truncated (its last line has no end)")
     # Not splitlines(): it also splits at characters that occur inside of sentences.
     return [line.strip() for line in content[:-1].split("\n")]
 
 
-def _load_pair(name: str, folder: Path, part: str) -> list[Pair]:
-    german, english = (_lines(name, folder / f"{part}.{language}") for language in ("de", "en"))
+def _load_pair(folder: Path, part: str) -> list[Pair]:
+    german, english = (_lines(folder / f"{part}.{language}") for language in ("de", "en"))
     if len(german) != len(english):
         reason = f"has {len(english):,} lines for {len(german):,} in {part}.de"
-        raise damaged(name, folder / f"{part}.en", reason)
+        raise Damaged(folder / f"{part}.en", reason)
     return list(zip(german, english, strict=True))
 
 
 def _load_tatoeba(name: str, path: Path, seed: int) -> ParallelText:
     pairs: list[Pair] = []
-    for number, line in enumerate(_lines(name, path), 1):
+    for number, line in enumerate(_lines(path), 1):
         fields = line.split("\t")  # english, german and, in newer editions, attribution
         if len(fields) < 2:
-            raise damaged(name, path, f"is corrupted (line {number:,} has no tab)")
+            raise Damaged(path, f"is corrupted (line {number:,} has no tab)")
         pairs.append((fields[1].strip(), fields[0].strip()))
     groups = _sharing_sentences(sorted(pairs))
     draw = random.Random(seed)

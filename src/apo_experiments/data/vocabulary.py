@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
@@ -17,20 +16,8 @@ from apo_experiments.errors import UserError, required
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 
 
-class _Vocabulary(ABC):
-    """Text to numbers, one vocabulary for both languages."""
-
-    @abstractmethod
-    def encode(self, text: str) -> list[int]:
-        """Return the numbers of a sentence, without beginning and end."""
-
-    def encode_pairs(self, pairs: Iterable[Pair]) -> list[tuple[list[int], list[int]]]:
-        """Return both sides of each pair as numbers."""
-        return [(self.encode(source), self.encode(target)) for source, target in pairs]
-
-
 @final
-class Vocabulary(_Vocabulary):
+class Vocabulary:
     """Subwords: byte-pair encoding by sentencepiece."""
 
     def __init__(self, model: bytes) -> None:
@@ -77,7 +64,7 @@ def build(pairs: Sequence[Pair], size: int) -> Vocabulary:
 
 
 @final
-class WordVocabulary(_Vocabulary):
+class WordVocabulary:
     """Words and punctuation marks, in lower case, to numbers.
 
     Args:
@@ -100,6 +87,11 @@ class WordVocabulary(_Vocabulary):
     def encode(self, text: str) -> list[int]:
         """Return the words of a sentence."""
         return [self._places.get(word, UNK) for word in _words(text)]
+
+
+def encoded(pairs: Iterable[Pair], vocabulary: Vocabulary | WordVocabulary) -> list[tuple[list[int], list[int]]]:
+    """Return both sides of each pair as numbers."""
+    return [(vocabulary.encode(source), vocabulary.encode(target)) for source, target in pairs]
 
 
 def _words(text: str) -> list[str]:

@@ -13,28 +13,31 @@ To add one, write a file with such a function and a line in :data:`FIGURES`.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from apo_experiments.errors import UserError, required
+from matplotlib.figure import Figure
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from apo_experiments.recipe import Recipe
-    from apo_experiments.records import Record
+from apo_experiments.errors import UserError
+from apo_experiments.figures.ablation import ablation
+from apo_experiments.figures.bars import bars
+from apo_experiments.figures.curves import curves
+from apo_experiments.figures.figure_1 import figure_1
+from apo_experiments.figures.rosenbrock import rosenbrock
+from apo_experiments.figures.style import applied, rendered
+from apo_experiments.files import write_atomically
+from apo_experiments.recipe import Recipe
+from apo_experiments.records import Record
 
 __all__ = ["FIGURES", "draw", "png", "save", "svg"]
 
-#: Module of each figure in this package; its function has the module's name. Imported when drawn.
-FIGURES = {
-    "curves": "curves",
-    "bars": "bars",
-    "ablation": "ablation",
-    "rosenbrock": "rosenbrock",
-    "figure-1": "figure_1",
+#: The function of each figure.
+FIGURES: dict[str, Callable[[Sequence[Record], Recipe], Figure]] = {
+    "curves": curves,
+    "bars": bars,
+    "ablation": ablation,
+    "rosenbrock": rosenbrock,
+    "figure-1": figure_1,
 }
 
 
@@ -47,11 +50,10 @@ def draw(recipe: Recipe, records: Sequence[Record], name: str | None = None) -> 
         name: A figure other than the recipe's own.
 
     Raises:
-        UserError: There is no such figure, or matplotlib is missing.
+        UserError: There is no such figure.
 
     Example:
-        >>> from apo_experiments.recipe import Entry, Recipe
-        >>> from apo_experiments.records import Record
+        >>> from apo_experiments.recipe import Entry
         >>> from apo_experiments.runs import RunConfig
         >>> recipe = Recipe("r", "", "", None, {}, (), {}, (Entry("SGD", "sgd"),), metric="loss", goal="min")
         >>> rows = [{"epoch": 1, "train_loss": 0.5, "rate": 0.1}, {"epoch": 2, "train_loss": 0.4, "rate": 0.1}]
@@ -62,11 +64,8 @@ def draw(recipe: Recipe, records: Sequence[Record], name: str | None = None) -> 
     name = name or recipe.figure
     if name not in FIGURES:
         raise UserError(f"There is no figure {name!r}: choose one of {', '.join(FIGURES)}.")
-    style = _style()
-    function: Callable[[Sequence[Record], Recipe], Figure]
-    function = getattr(importlib.import_module(f"{__name__}.{FIGURES[name]}"), FIGURES[name])
-    with style.applied():
-        return function(records, recipe)
+    with applied():
+        return FIGURES[name](records, recipe)
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
@@ -75,23 +74,17 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     Raises:
         UserError: The folder cannot be written.
     """
-    from apo_experiments.files import write_atomically
-
     paths = [folder / f"{name}.png", folder / f"{name}.pdf"]
     for path in paths:
-        write_atomically(path, _style().rendered(figure, path.suffix[1:]), "--out")
+        write_atomically(path, rendered(figure, path.suffix[1:]), "--out")
     return paths
 
 
 def png(figure: Figure) -> bytes:
     """Return a figure as PNG for the web: for long curves a fraction of the size of SVG."""
-    return _style().rendered(figure, "png", dpi=100)
+    return rendered(figure, "png", dpi=100)
 
 
 def svg(figure: Figure) -> bytes:
     """Return a figure as SVG, the same bytes for the same figure."""
-    return _style().rendered(figure, "svg")
-
-
-def _style() -> Any:
-    return required("apo_experiments.figures.style")  # late, because matplotlib takes a second
+    return rendered(figure, "svg")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from apo_experiments.errors import UserError
@@ -24,7 +25,8 @@ COMMON: dict[str, Any] = {
     "cuda_graph": True,
 }
 
-_TRUE, _FALSE, _NONE = ("true", "yes", "on", "1"), ("false", "no", "off", "0"), ("none", "null", "")
+_TRUTHS = {word: value for value in (True, False) for word in ("true yes on 1" if value else "false no off 0").split()}
+_NONE = ("none", "null", "")
 
 
 def filled(defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,59 +41,44 @@ def filled(defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[st
 
 def _coerce(name: str, value: Any, default: Any) -> Any:
     try:
-        if isinstance(value, str):
-            return _read(value, default)
-        if isinstance(value, list):  # from JSON
-            value = tuple(value)
-        return _convert(value, default)
-    except (TypeError, ValueError):
+        return _convert(_read(value, default) if isinstance(value, str) else value, default)
+    except (KeyError, TypeError, ValueError):
         kinds = {bool: "true or false,", int: "a whole number", float: "a number", tuple: "numbers", str: "a word"}
         kind = "a value" if default is None else f"{kinds[type(default)]} such as {default!r}"
         raise UserError(f"{name} was {value!r}: it must be {kind}.") from None
 
 
 def _read(text: str, default: Any) -> Any:
+    """Read a string as what the default is; where that is None, as what it looks like."""
     word = text.strip()
-    if word.lower() in _NONE and not isinstance(default, str):
-        return _convert(None, default)
-    if isinstance(default, bool):
-        if word.lower() in _TRUE + _FALSE:
-            return word.lower() in _TRUE
-        raise ValueError(word)
     if isinstance(default, str):
         return word
-    if isinstance(default, tuple):
-        return tuple(float(part) for part in word.split(",") if part.strip())
-    if default is None:
-        return _guess(word)
-    return _convert(float(word), default)
-
-
-def _guess(word: str) -> Any:
-    if "," in word:
-        return tuple(_guess(part.strip()) for part in word.split(",") if part.strip())
-    if word.lower() in ("true", "false"):
-        return word.lower() == "true"
+    if word.lower() in _NONE:
+        return None
+    if isinstance(default, bool) or (default is None and word.lower() in ("true", "false")):
+        return _TRUTHS[word.lower()]
+    if isinstance(default, tuple) or (default is None and "," in word):
+        element = None if default is None else 0.0
+        return tuple(_convert(_read(part, element), element) for part in word.split(",") if part.strip())
     for kind in (int, float):
-        try:
+        with suppress(ValueError):
             return kind(word)
-        except ValueError:
-            continue
-    return word
+    if default is None:
+        return word
+    raise ValueError(word)
 
 
 def _convert(value: Any, default: Any) -> Any:
     """Convert a value that is not a string to the type of the default."""
-    if default is None or (isinstance(value, type(default)) and not isinstance(value, bool)):
+    if isinstance(value, list):  # from JSON
+        value = tuple(value)
+    if default is None or (isinstance(value, type(default)) and isinstance(value, bool) == isinstance(default, bool)):
         return value
-    if isinstance(default, bool) or isinstance(value, bool):
-        if isinstance(default, bool) and isinstance(value, bool):
-            return value
-        raise TypeError(value)
-    if isinstance(default, int) and isinstance(value, float) and value == int(value):
-        return int(value)
-    if isinstance(default, float) and isinstance(value, int):
-        return float(value)
-    if isinstance(default, tuple) and isinstance(value, (int, float)):
-        return (float(value),)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if isinstance(default, float):
+            return float(value)
+        if isinstance(default, tuple):
+            return (float(value),)
+        if isinstance(default, int) and not isinstance(default, bool) and value == int(value):
+            return int(value)
     raise TypeError(value)

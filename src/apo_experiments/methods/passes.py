@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, final
@@ -19,28 +18,22 @@ from apo_experiments.problem import Problem
 PRECISIONS = ("float32", "bf16-autocast", "bf16", "fp16")
 
 Loss = Callable[[Any, Any], Tensor]
+#: Overwrites ``.grad`` of every parameter for a batch, and returns its detached loss.
+TrainingPass = Callable[[Any, Any], Tensor]
 
 #: Eager passes on batches of one shape before the graph is captured.
 _WARM_UP = 3
 
 
-class TrainingPass(ABC):
-    """Computes the loss of a batch and its gradients."""
-
-    @abstractmethod
-    def __call__(self, inputs: Any, target: Any) -> Tensor:
-        """Overwrite ``.grad`` of every parameter and return the detached loss."""
-
-
 @final
-class EagerPass(TrainingPass):
+class EagerPass:
     """The ordinary way."""
 
     def __init__(self, model: nn.Module, loss: Loss, precision: str = "float32") -> None:
         self._model, self._loss, self._precision = model, loss, precision
 
     def __call__(self, inputs: Any, target: Any) -> Tensor:
-        """See :class:`TrainingPass`."""
+        """Compute the gradients of a batch, and return its loss."""
         for parameter in self._model.parameters():
             parameter.grad = None
         with forward_context(self._model, self._precision):
@@ -50,7 +43,7 @@ class EagerPass(TrainingPass):
 
 
 @final
-class GraphedPass(TrainingPass):
+class GraphedPass:
     """Forward and backward as one CUDA graph, on batches of the captured shape; others run eagerly.
 
     A small network spends its time launching kernels; a replay launches once. The optimizer's step stays outside the
@@ -78,7 +71,7 @@ class GraphedPass(TrainingPass):
         self._gradients: list[Tensor | None] = []
 
     def __call__(self, inputs: Any, target: Any) -> Tensor:
-        """See :class:`TrainingPass`."""
+        """Compute the gradients of a batch, and return its loss."""
         if not self._possible:
             return self._eager(inputs, target)
         shapes = _shapes((inputs, target))
@@ -130,33 +123,24 @@ def forward(model: nn.Module, inputs: Any) -> Any:
     return model(*call.args, **call.kwargs)
 
 
-def device_of(model: nn.Module) -> torch.device:
-    """Return where a network's parameters live."""
-    return next(model.parameters()).device
-
-
 def forward_context(model: nn.Module, precision: str) -> AbstractContextManager:
     """Return the context in which forward passes run."""
-    return torch.autocast(device_of(model).type, torch.bfloat16, enabled=precision == "bf16-autocast")
+    return torch.autocast(next(model.parameters()).device.type, torch.bfloat16, enabled=precision == "bf16-autocast")
 
 
 def training_pass(problem: Problem, hyper: Mapping[str, Any]) -> TrainingPass:
     """Return the fastest pass that this machine and these hyperparameters allow."""
-    precision = choose("precision", hyper["precision"], PRECISIONS)
-    return (GraphedPass if _graphed(problem, hyper) else EagerPass)(_network(problem), problem.loss, precision)
+    kind = GraphedPass if _graphed(problem, hyper) else EagerPass
+    return kind(problem.trained, problem.loss, choose("precision", hyper["precision"], PRECISIONS))
 
 
 def network_for_meta_steps(problem: Problem, hyper: Mapping[str, Any]) -> nn.Module:
     """Return the network, or a stand-in that runs as fast as this machine and these hyperparameters allow."""
-    return GraphedNetwork(_network(problem)) if _graphed(problem, hyper) else _network(problem)
-
-
-def _network(problem: Problem) -> nn.Module:
-    return problem.model if problem.trained_as is None else problem.trained_as
+    return GraphedNetwork(problem.trained) if _graphed(problem, hyper) else problem.trained
 
 
 def _graphed(problem: Problem, hyper: Mapping[str, Any]) -> bool:
-    return hyper["cuda_graph"] and device_of(problem.model).type == "cuda"
+    return hyper["cuda_graph"] and problem.parameters[0].is_cuda
 
 
 def _tensors(tree: Any) -> list[Tensor]:

@@ -83,7 +83,11 @@ class _CurvatureDriver(Driver):
     def __init__(self, optimizer: CurvatureOptimizer, problem: Problem, precision: str) -> None:
         super().__init__(optimizer)
         self._curvature, self._problem, self._precision = optimizer, problem, precision
-        self._likelihood = Likelihood.of(_discrepancy(problem))
+        try:
+            found = problem.discrepancy
+            self._likelihood = Likelihood.of(found if isinstance(found, apo.Discrepancy) else for_loss(problem.loss))
+        except ValueError as error:
+            raise UserError(f"KFAC does not know which likelihood the task's loss is: {error}") from None
 
     def run(self, usual: TrainingPass, inputs: Any, target: Any) -> Tensor:
         """Forward, look at the curvature if it is time, backward."""
@@ -98,15 +102,6 @@ class _CurvatureDriver(Driver):
         self._curvature.observe(tensor, likelihood.kind, scale=likelihood.scale(tensor))
         loss.backward()
         return loss.detach()
-
-
-def _discrepancy(problem: Problem) -> apo.Discrepancy:
-    if isinstance(problem.discrepancy, apo.Discrepancy):
-        return problem.discrepancy
-    try:
-        return for_loss(problem.loss)
-    except ValueError as error:
-        raise UserError(f"KFAC does not know which likelihood the task's loss is: {error}") from None
 
 
 def _method(name: str, optimizer_class: type[KFAC] | type[EKFAC], summary: str) -> Method:

@@ -16,7 +16,7 @@ from apo_experiments.errors import required
 from apo_experiments.method import Method, Stepper
 from apo_experiments.methods.hyper import COMMON
 from apo_experiments.methods.plain import Driver, PlainStepper
-from apo_experiments.methods.saved_state import copied_to
+from apo_experiments.methods.saved_state import copied_to, load_plain_state, plain_state
 from apo_experiments.problem import Budget, Problem
 
 __all__ = ["TUNERS"]
@@ -50,19 +50,12 @@ class _DoGDriver(Driver):
         return float(self.optimizer.param_groups[0]["eta"][0])
 
     def state_dict(self) -> dict[str, Any]:
-        groups = [
-            {key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups
-        ]
-        return {
-            "groups": groups,
-            "started": not self.optimizer._first_step,  # type: ignore[attr-defined]
-            "averager": self._averager.state_dict(),
-            "own": self._own,
-        }
+        started = not self.optimizer._first_step  # type: ignore[attr-defined]
+        averager = self._averager.state_dict()
+        return {**plain_state(self.optimizer), "started": started, "averager": averager, "own": self._own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for group, saved in zip(self.optimizer.param_groups, state["groups"], strict=True):
-            group.update(copied_to(saved, group["params"][0].device))
+        load_plain_state(self.optimizer, state)
         self.optimizer._first_step = not state["started"]  # type: ignore[attr-defined]
         self._averager.load_state_dict(state["averager"])
         self._own = None if state["own"] is None else dict(state["own"])

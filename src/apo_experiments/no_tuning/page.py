@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isnan
 from pathlib import Path
 from typing import Any
 
+from apo_experiments.figures import png
 from apo_experiments.files import write_atomically
+from apo_experiments.no_tuning import figures
 from apo_experiments.no_tuning.archive import read
 from apo_experiments.no_tuning.choice import Runs
-from apo_experiments.no_tuning.scores import Score, Task, scored, standings, task_runs
+from apo_experiments.no_tuning.scores import NEAR, TUNED, Table, scores, standings, task_runs
 from apo_experiments.publication.compact import rounded
 from apo_experiments.publication.page import replaced
 from apo_experiments.publication.rows import command_block, grid, machines
@@ -26,6 +29,9 @@ BEGIN, END = "<!-- no-tuning:begin (made by `apo publish`) -->", "<!-- no-tuning
 #: The folder of the figures, relative to the page.
 ASSETS = "assets/no-tuning"
 
+#: Recipe and runs of each task.
+Tasks = Mapping[str, tuple[Recipe, Runs]]
+
 #: Methods whose values, not only regrets, are shown for every task.
 _SHOWN = ("SGDm tuned", "SGDm-APO", "AdamW tuned", "AdamW-APO", "Muon-APO", "NadamW calibrated")
 
@@ -40,16 +46,10 @@ def publish(results: Path, docs: Path) -> list[Path]:
     Returns:
         The files that were written.
     """
-    from apo_experiments.figures import png
-    from apo_experiments.no_tuning import figures
-
     records, written = read(results), []
-    for scale in _scales(records):
-        runs = task_runs(RECIPES.values(), scale, records)
-        tasks = scored(runs)
-        if tasks:
-            drawn = {"regrets": figures.regrets(tasks), "rates": figures.rates(runs, tasks)}
-            for name, figure in drawn.items():
+    for scale, runs, table in _by_scale(records):
+        if len(table):
+            for name, figure in (("regrets", figures.regrets(table)), ("rates", figures.rates(runs, table))):
                 written.append(docs / ASSETS / f"{name}-{scale}.png")
                 write_atomically(written[-1], png(figure), "--docs")
     page, twin = docs / NAME, docs / "no-tuning.json"
@@ -61,108 +61,88 @@ def publish(results: Path, docs: Path) -> list[Path]:
 
 def markdown(records: Sequence[Record]) -> str:
     """Return what is between the comments of the page."""
-    parts = [_scale(scale, task_runs(RECIPES.values(), scale, records)) for scale in _scales(records)]
-    return "\n\n".join(parts) or "No records of such runs are committed yet."
+    return "\n\n".join(_scale(*one) for one in _by_scale(records)) or "No records of such runs are committed yet."
 
 
 def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
     """Return one row for each scale, task and method: what ``docs/no-tuning.json`` has."""
     found = []
-    for scale in _scales(records):
-        for name, task in scored(task_runs(RECIPES.values(), scale, records)).items():
-            for method, score in task.scores.items():
-                row = {
-                    "scale": scale,
-                    "task": name,
-                    "for_choosing": name in CHOOSING,
-                    "method": method,
-                    "entry": score.label,
-                    "metric": task.recipe.metric,
-                    "mean": score.mean,
-                    "spread": score.spread,
-                    "train_loss": score.train_loss,
-                    "runs": score.runs,
-                    "dead": score.dead,
-                    "regret": score.regret,
-                    "regret_at_equal_time": score.regret_at_equal_time,
-                    "relative_time": score.relative_time,
-                }
-                found.append({key: None if value != value else rounded(value) for key, value in row.items()})  # no NaN
+    for scale, _, table in _by_scale(records):
+        for score in table.drop(columns="rank", errors="ignore").to_dict("records"):
+            about = {"scale": scale, "task": score["task"], "for_choosing": score["task"] in CHOOSING, **score}
+            found.append(
+                {str(key): None if entry != entry else rounded(entry) for key, entry in about.items()}
+            )  # no NaN
     return found
 
 
-def _scales(records: Sequence[Record]) -> list[str]:
-    return [scale for scale in reversed(SCALES) if any(record.config.scale == scale for record in records)]
+def _by_scale(records: Sequence[Record]) -> Iterator[tuple[str, Tasks, Table]]:
+    """Yield each scale with records, the largest first, its runs and their scores."""
+    for scale in reversed(SCALES):
+        if any(record.config.scale == scale for record in records):
+            runs = task_runs(RECIPES.values(), scale, records)
+            yield scale, runs, scores(runs)
 
 
-def _scale(scale: str, runs: Mapping[str, tuple[Recipe, Runs]]) -> str:
-    tasks = scored(runs)
-    missing = [name for name in RECIPES if name not in tasks]
-    untuned = [one.name for one in standings(tasks) if one.rank is not None]
-    blocks = [f"## Scale {scale}"]
+def _scale(scale: str, runs: Tasks, table: Table) -> str:
+    blocks, tasks = [f"## Scale {scale}"], list(dict.fromkeys(table["task"])) if len(table) else []
     if tasks:
+        overall = standings(table)
+        untuned = list(overall.dropna(subset="rank").index)
+        records = [record for name in tasks for group in runs[name][1].values() for record in group]
         blocks += [
-            _origin(tasks, runs),
-            _standings(tasks),
+            _origin(tasks, runs, table, records),
+            _standings(overall),
             f"![Regrets of all methods]({ASSETS}/regrets-{scale}.png)",
             "### Task by task",
             f"{_used(tasks)} Test metric, and in brackets the regret in per cent; ± is the deviation over seeds.",
-            _values(tasks),
+            _values(table),
             "Regret of every method without tuning, in per cent; **bold** is within 1% of the tuned rate or above it:",
-            _by_task(tasks, untuned, _marked),
+            _by_task(table, untuned, _marked),
             "Training loss of the last epoch:",
             _by_task(
-                tasks,
-                ["SGDm tuned", "AdamW tuned", *untuned],
-                lambda one: "" if one.train_loss is None else figure_text(one.train_loss),
+                table, [*TUNED, *untuned], lambda one: "" if isnan(one.train_loss) else figure_text(one.train_loss)
             ),
             f"![Learned rates and tuned ones, task by task]({ASSETS}/rates-{scale}.png)",
-            command_block(record.header.get("command") or [] for record in _records(tasks, runs)),
+            command_block(record.header.get("command") or [] for record in records),
         ]
+    missing = [f"`{name}`" for name in RECIPES if name not in tasks]
     if missing:
-        blocks.append("Without all tuned rates yet: " + ", ".join(f"`{name}`" for name in missing) + ".")
+        blocks.append("Without all tuned rates yet: " + ", ".join(missing) + ".")
     return "\n\n".join(blocks)
 
 
-def _origin(tasks: Mapping[str, Task], runs: Mapping[str, tuple[Recipe, Runs]]) -> str:
-    records = _records(tasks, runs)
+def _origin(tasks: Sequence[str], runs: Tasks, table: Table, records: Sequence[Record]) -> str:
     seeds = sorted({len(group) for name in tasks for group in runs[name][1].values()})
-    one_for_all = next(
-        (t.scores[name].label for t in tasks.values() if (name := "NadamW calibrated") in t.scores), None
-    )
-    chosen = (
-        f" The rate that is best for NadamW over all tasks together is that of `{one_for_all}`." if one_for_all else ""
-    )
-    return (
+    text = (
         f"{len(tasks)} of {len(RECIPES)} tasks, {len(records)} runs, {' or '.join(map(str, seeds))} "
-        f"seed{'' if seeds == [1] else 's'} each, on {machines(records)}.{chosen}"
+        f"seed{'' if seeds == [1] else 's'} each, on {machines(records)}."
     )
+    for entry in table.loc[table["method"] == "NadamW calibrated", "entry"][:1]:
+        text += f" The rate that is best for NadamW over all tasks together is that of `{entry}`."
+    return text
 
 
-def _records(tasks: Mapping[str, Task], runs: Mapping[str, tuple[Recipe, Runs]]) -> list[Record]:
-    return [record for name in tasks for group in runs[name][1].values() for record in group]
-
-
-def _standings(tasks: Mapping[str, Task]) -> str:
+def _standings(overall: Table) -> str:
     header = ["Method", "Mean rank", "Mean regret, %", "Worst regret, %", "Within 1%", "Diverged or dead"]
     header += ["Mean regret at equal time, %", "Time"]
     body = [
         [
-            one.name,
-            "tuned" if one.rank is None else f"{one.rank:.1f}",
+            str(one.Index),
+            "tuned" if isnan(one.rank) else f"{one.rank:.1f}",
             f"{one.regret:.1f}",
-            f"{one.worst[0]:.1f} ({_short(one.worst[1])})",
+            f"{one.worst:.1f} ({_short(one.worst_task)})",
             f"{one.near} of {one.tasks}",
             f"{one.dead} of {one.runs}",
             f"{one.regret_at_equal_time:.1f}",
             f"{one.relative_time:.2f}x",
         ]
-        for one in standings(tasks)
+        for one in overall.itertuples()
     ]
     return grid(header, body)
 
 
-def _used(tasks: Mapping[str, Task]) -> str:
+def _used(tasks: Sequence[str]) -> str:
     chosen = [f"`{_short(name)}`" for name in tasks if name in CHOOSING]
     others = [f"`{_short(name)}`" for name in tasks if name not in CHOOSING]
     return (
@@ -171,36 +151,33 @@ def _used(tasks: Mapping[str, Task]) -> str:
     )
 
 
-def _values(tasks: Mapping[str, Task]) -> str:
-    body = [
-        [
-            f"`{_short(name)}`",
-            task.recipe.metric.replace("_", " "),
-            *(_value(task.scores[method]) if method in task.scores else "" for method in _SHOWN),
-        ]
-        for name, task in tasks.items()
-    ]
+def _values(table: Table) -> str:
+    """Return a table with one row for each task and one column for each of some methods."""
+    body = []
+    for task, own in table.groupby("task", sort=False):
+        cells = {one.method: _value(one) for one in own.itertuples()}
+        metric = own["metric"].iloc[0].replace("_", " ")
+        body.append([f"`{_short(str(task))}`", metric, *(cells.get(method, "") for method in _SHOWN)])
     return grid(["Experiment", "Metric", *_SHOWN], body)
 
 
-def _value(score: Score) -> str:
-    spread = "" if score.spread is None else f" ± {score.spread:.2g}"
-    rate = f" at {score.label.rpartition('-cosine-')[2]}" if "tuned" in score.name else f" ({score.regret:.1f})"
-    return f"{figure_text(score.mean)}{spread}{rate}"
-
-
-def _by_task(tasks: Mapping[str, Task], methods: Sequence[str], cell: Callable[[Score], str]) -> str:
+def _by_task(table: Table, methods: Sequence[str], cell: Callable[[Any], str]) -> str:
     """Return a table with one row for each method and one column for each task."""
-    body = [
-        [method, *(cell(task.scores[method]) if method in task.scores else "" for task in tasks.values())]
-        for method in methods
-    ]
+    cells = {(one.method, one.task): cell(one) for one in table.itertuples()}
+    tasks = list(dict.fromkeys(table["task"]))
+    body = [[method, *(cells.get((method, task), "") for task in tasks)] for method in methods]
     return grid(["Method", *map(_short, tasks)], body)
 
 
-def _marked(score: Score) -> str:
+def _value(score: Any) -> str:
+    spread = "" if isnan(score.spread) else f" ± {score.spread:.2g}"
+    rate = f" at {score.entry.rpartition('-cosine-')[2]}" if "tuned" in score.method else f" ({score.regret:.1f})"
+    return f"{figure_text(None if isnan(score.mean) else score.mean)}{spread}{rate}"
+
+
+def _marked(score: Any) -> str:
     text = "dead" if score.dead == score.runs else f"{score.regret:.1f}"
-    return f"**{text}**" if score.regret <= 1.0 else text
+    return f"**{text}**" if score.regret <= NEAR else text
 
 
 def _short(name: str) -> str:

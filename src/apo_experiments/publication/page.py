@@ -7,25 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from apo_experiments import figures
 from apo_experiments.errors import UserError
 from apo_experiments.files import write_atomically
 from apo_experiments.progress import counted
 from apo_experiments.publication.compact import find
-from apo_experiments.publication.rows import (
-    Row,
-    Section,
-    as_json,
-    command_block,
-    grid,
-    machines,
-    rows,
-    seeds,
-    spread,
-    words,
-)
+from apo_experiments.publication.rows import Row, Section, as_json, command_block, grid, machines, rows, words
 from apo_experiments.publication.summary import summary
 from apo_experiments.publication.tuning_log import read_tuning
 from apo_experiments.recipe import Recipe
+from apo_experiments.recipes import FAMILIES, RECIPES
 from apo_experiments.records import grouped
 from apo_experiments.results import figure_text, findings, summarise
 
@@ -46,8 +37,6 @@ def publish_page(results: Path, docs: Path) -> list[Path]:
     Returns:
         The files that were written.
     """
-    from apo_experiments import figures
-
     found = sections(results)
     written = []
     for recipe, scale, own in found:
@@ -64,8 +53,6 @@ def publish_page(results: Path, docs: Path) -> list[Path]:
 
 def sections(results: Path) -> list[Section]:
     """Return all recipes with compact records, in the recipes' order, the largest scale first."""
-    from apo_experiments.recipes import RECIPES
-
     records = find(results)
     pairs = {(record.config.recipe, record.config.scale) for record in records}
     return [
@@ -78,7 +65,7 @@ def sections(results: Path) -> list[Section]:
 
 def results_json(found: Sequence[Section]) -> str:
     """Return the rows of all tables, one line each."""
-    lines = [json.dumps(as_json(row)) for _, _, own in found for row in own]
+    lines = [json.dumps(as_json(recipe, scale, row)) for recipe, scale, own in found for row in own]
     return "[\n" + ",\n".join(lines) + "\n]\n"
 
 
@@ -90,8 +77,6 @@ def updated(page: str, found: Sequence[Section], results: Path) -> str:
         found: As from :func:`sections`.
         results: The folder of all compact records.
     """
-    from apo_experiments.recipes import FAMILIES, RECIPES
-
     page = replaced(page, markdown(found, results))
     # The benchmark without tuning has its own page.
     own = {name: recipe for name, recipe in RECIPES.items() if name not in FAMILIES["no-tuning"]}
@@ -137,7 +122,18 @@ def _details(recipe: Recipe, scale: str, own: Sequence[Row], results: Path) -> s
     records = [record for row in shown for record in row.records]
     sentences = findings(recipe, scale, summarise(recipe, records))
     blocks = [f"#### {recipe.title}", " ".join([*sentences, f"Run on {machines(records)}."])]
-    blocks += [text for text in (_choices(shown), _tried(recipe, scale, results)) if text]
+    choices = []
+    for row in shown:
+        origin = next((one for record in row.records if (one := record.header.get("chosen_by"))), None)
+        if origin:
+            size = f"{counted(origin['points'], 'point')}, {counted(origin['epochs'], 'epoch')}"
+            value = f"{words(origin['metric'])} {figure_text(origin['value'])}"
+            choices.append(f"{row.result.label} {_settings(origin['hyper'])} ({size}, {value})")
+    if choices:
+        blocks.append("Chosen on held-out training data: " + "; ".join(choices) + ".")
+    if log := read_tuning(results, recipe.name, scale):
+        hours, file = sum(line["seconds"] or 0.0 for line in log) / 3600, f"results/{recipe.name}/{scale}/tuning.jsonl"
+        blocks.append(f"Tuning: {counted(len(log), 'run')}, {hours:.2g} hours, all in `{file}`.")
     headers = [record.header for record in records]
     sweeps = [words for header in headers for words in (header.get("chosen_by") or {}).get("commands", [])]
     runs = [header.get("command") or [] for header in headers]
@@ -151,32 +147,7 @@ def _details(recipe: Recipe, scale: str, own: Sequence[Row], results: Path) -> s
 
 
 def _figures(row: Row) -> list[str]:
-    return [figure_text(row.result.mean), spread(row), seeds(row), str(row.config.epochs), f"{row.hours:.2g}"]
-
-
-def _choices(shown: Sequence[Row]) -> str:
-    """Return a sentence on the settings that were chosen on validation data."""
-    parts = []
-    for row in shown:
-        origins = (record.header.get("chosen_by") for record in row.records)
-        origin: Mapping[str, Any] = next(filter(None, origins), {})
-        if origin:
-            parts.append(
-                f"{row.label} {_settings(origin['hyper'])} ({counted(origin['points'], 'point')}, "
-                f"{counted(origin['epochs'], 'epoch')}, "
-                f"{words(origin['metric'])} {figure_text(origin['value'])})"
-            )
-    return "Chosen on held-out training data: " + "; ".join(parts) + "." if parts else ""
-
-
-def _tried(recipe: Recipe, scale: str, results: Path) -> str:
-    log = read_tuning(results, recipe.name, scale)
-    if not log:
-        return ""
-    hours = sum(line["seconds"] or 0.0 for line in log) / 3600
-    return (
-        f"Tuning: {counted(len(log), 'run')}, {hours:.2g} hours, all in `results/{recipe.name}/{scale}/tuning.jsonl`."
-    )
+    return [figure_text(row.result.mean), row.spread, row.seeds, str(row.epochs), f"{row.hours:.2g}"]
 
 
 def _settings(settings: Mapping[str, Any]) -> str:

@@ -14,8 +14,8 @@ from typing import Any
 from apo_experiments.publication.compact import rounded
 from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record, grouped
-from apo_experiments.results import Result, complete_settings, current, one_per_seed, result, setting_text, variant
-from apo_experiments.runs import RunConfig
+from apo_experiments.results import Result, complete_settings, result, setting_text, variant
+from apo_experiments.tuning import current, one_per_seed
 
 
 @dataclass(frozen=True)
@@ -23,29 +23,31 @@ class Row:
     """One setting of one method.
 
     Attributes:
-        recipe: The recipe.
-        scale: The scale.
-        label: The method.
         records: Its runs, by seed.
         settings: How it differs from the row of the same method in the table; empty for that row itself.
+        result: The outcome of the runs, and the paper's value.
     """
 
-    recipe: Recipe
-    scale: str
-    label: str
     records: tuple[Record, ...]
     settings: Mapping[str, Any]
+    result: Result
 
     @property
-    def result(self) -> Result:
-        """The outcome of the runs, and the paper's value."""
-        return result(self.recipe, self.label, self.records)
-
-    @property
-    def spread(self) -> float | None:
+    def deviation(self) -> float | None:
         """The standard deviation over the seeds (of a sample); None for a single one."""
         values = self.result.values
         return statistics.stdev(values) if len(values) > 1 else None
+
+    @property
+    def spread(self) -> str:
+        """The same as text."""
+        return "" if self.deviation is None else f"± {self.deviation:.2g}"
+
+    @property
+    def seeds(self) -> str:
+        """The number of seeds, and of those that diverged."""
+        diverged = self.result.diverged
+        return f"{len(self.result.values)}" + (f" + {diverged} diverged" if diverged else "")
 
     @property
     def hours(self) -> float:
@@ -53,9 +55,9 @@ class Row:
         return sum((record.summary or {}).get("seconds") or 0.0 for record in self.records) / 3600
 
     @property
-    def config(self) -> RunConfig:
-        """The settings, with the seed of the first run."""
-        return self.records[0].config
+    def epochs(self) -> int:
+        """How long each run was."""
+        return self.records[0].config.epochs
 
 
 #: One recipe at one scale.
@@ -79,27 +81,29 @@ def rows(recipe: Recipe, scale: str, records: Sequence[Record]) -> list[Row]:
         config = group[0].config
         usual, own = ({"epochs": one.epochs, **complete_settings(one)} for one in (shown[config.label], config))
         differing = [key for key in own if setting_text(usual.get(key)) != setting_text(own[key])]
-        found.append(Row(recipe, scale, config.label, tuple(group), {key: own[key] for key in differing}))
+        outcome = result(recipe, config.label, group)
+        found.append(Row(tuple(group), {key: own[key] for key in differing}, outcome))
     return sorted(
-        found, key=lambda row: (bool(row.settings), order[row.label], json.dumps(dict(row.settings), default=str))
+        found,
+        key=lambda row: (bool(row.settings), order[row.result.label], json.dumps(dict(row.settings), default=str)),
     )
 
 
-def as_json(row: Row) -> dict[str, Any]:
+def as_json(recipe: Recipe, scale: str, row: Row) -> dict[str, Any]:
     """Return a row of ``docs/results.json``."""
     content = {
-        "table": row.recipe.paper,
-        "row": row.recipe.name,
-        "scale": row.scale,
-        "method": row.label,
+        "table": recipe.paper,
+        "row": recipe.name,
+        "scale": scale,
+        "method": row.result.label,
         "settings": dict(row.settings),
-        "metric": row.recipe.metric,
+        "metric": recipe.metric,
         "paper": None if row.settings else row.result.paper,
         "mean": row.result.mean,
-        "spread": row.spread,
+        "spread": row.deviation,
         "seeds": len(row.result.values),
         "diverged": row.result.diverged,
-        "epochs": row.config.epochs,
+        "epochs": row.epochs,
         "hours": row.hours,
     }
     return {key: value if key in ("settings", "paper") else rounded(value) for key, value in content.items()}
@@ -157,14 +161,3 @@ def command_block(commands: Iterable[Sequence[str]]) -> str:
     if len(lines) <= _UNFOLDED:
         return block
     return f"<details>\n<summary>The {len(lines)} commands of these runs</summary>\n\n{block}\n\n</details>"
-
-
-def seeds(row: Row) -> str:
-    """Return the number of seeds, and of those that diverged."""
-    result = row.result
-    return f"{len(result.values)}" + (f" + {result.diverged} diverged" if result.diverged else "")
-
-
-def spread(row: Row) -> str:
-    """Return the standard deviation over the seeds; nothing for a single one."""
-    return "" if row.spread is None else f"± {row.spread:.2g}"

@@ -11,7 +11,7 @@ from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record
 from apo_experiments.results import value, variant
 from apo_experiments.roles import is_swept, is_trial, trial_command
-from apo_experiments.sweep.grid import judging_metric
+from apo_experiments.tuning import judging_metric
 
 _NAME = "tuning.jsonl"
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from apo_experiments.recipe import Entry, Recipe, Scale
+from apo_experiments.recipe import Entry, Recipe, Scale, by_name
 from apo_experiments.recipes.classification import CPU, image_recipe
 from apo_experiments.recipes.classification import RECIPES as CLASSIFICATION
 
@@ -121,4 +121,4 @@ _RECIPES = (
     ),
 )
 
-RECIPES = {recipe.name: recipe for recipe in _RECIPES}
+RECIPES = by_name(*_RECIPES)

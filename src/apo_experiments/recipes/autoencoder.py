@@ -14,7 +14,7 @@ and ten epochs; paper is the paper's own.
 
 from __future__ import annotations
 
-from apo_experiments.recipe import Recipe, Scale
+from apo_experiments.recipe import Recipe, Scale, by_name
 from apo_experiments.recipes import grids
 from apo_experiments.recipes.smoke import smoke_hyper
 from apo_experiments.tasks.autoencoder import DEFAULTS, autoencoder
@@ -28,8 +28,8 @@ ENTRIES = grids.entries((0.01, 1e-3, 0.01), (0.01, 3e-1), _APO | _META, {}, _GRI
 #: Options of the task for seconds.
 SMOKE = {"data": "generated", "width": 0.05, "train_images": 128, "batch_size": 32}
 
-RECIPES = {
-    "mnist-autoencoder": Recipe(
+RECIPES = by_name(
+    Recipe(
         name="mnist-autoencoder",
         title="A deep sigmoid autoencoder on MNIST",
         paper="Figure 4 right",
@@ -46,4 +46,4 @@ RECIPES = {
         goal="min",
         notes="APO-Precond is faster than first-order methods; the paper's KFAC stays ahead of it.",
     )
-}
+)

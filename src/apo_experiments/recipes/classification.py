@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from apo_experiments.recipe import Entry, Recipe, Scale
+from apo_experiments.recipe import Entry, Recipe, Scale, by_name
 from apo_experiments.recipes import grids
 from apo_experiments.recipes.smoke import smoke_hyper
 from apo_experiments.tasks.images import DEFAULTS, images
@@ -175,4 +175,4 @@ def _recipe(dataset: str, model: str) -> Recipe:
     )
 
 
-RECIPES = {recipe.name: recipe for recipe in (_recipe(dataset, model) for dataset, model in _PAPER)}
+RECIPES = by_name(*(_recipe(dataset, model) for dataset, model in _PAPER))

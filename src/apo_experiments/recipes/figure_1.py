@@ -9,7 +9,7 @@ Scales: nothing is trained, so that all three are the same but for the size of t
 
 from __future__ import annotations
 
-from apo_experiments.recipe import Entry, Recipe, Scale
+from apo_experiments.recipe import Entry, Recipe, Scale, by_name
 from apo_experiments.tasks.figure1 import DEFAULTS, figure1
 
 _WEIGHTS = (10.0, 1.0, 0.1)
@@ -26,8 +26,8 @@ _ENTRIES = (
     *(_entry("both", weight, weight) for weight in _WEIGHTS),
 )
 
-RECIPES = {
-    "figure-1": Recipe(
+RECIPES = by_name(
+    Recipe(
         name="figure-1",
         title="What each discrepancy does to one exact proximal update",
         paper="Figure 1",
@@ -47,4 +47,4 @@ RECIPES = {
         notes="WSD alone changes predictions everywhere, FSD alone carves a spike, both together change them locally; "
         "change_near and change_far measure it.",
     )
-}
+)

@@ -18,7 +18,7 @@ Scales: smoke 20 steps, cpu 3,000 steps (a minute or two), paper 10,000 steps an
 
 from __future__ import annotations
 
-from apo_experiments.recipe import Recipe, Scale
+from apo_experiments.recipe import Recipe, Scale, by_name
 from apo_experiments.recipes import grids
 from apo_experiments.recipes.smoke import smoke_hyper
 from apo_experiments.tasks.ill_conditioned import DEFAULTS, ill_conditioned
@@ -27,8 +27,8 @@ _APO = {"lr": 0.1, "momentum": 0.9, "interval": 1, "fsd_weight": 0.0, "wsd_weigh
 _META = {"meta_lr": 0.03, "meta_beta2": 0.9, "warmup": "none"}
 _ENTRIES = grids.entries((0.03, 1e-3, 0.1), (0.03, 3e-4), _APO | _META, {"fsd_weight": 0.0})
 
-RECIPES = {
-    "ill-conditioned": Recipe(
+RECIPES = by_name(
+    Recipe(
         name="ill-conditioned",
         title="Linear regression with a condition number of 1e10",
         paper="Figure 4 left",
@@ -45,4 +45,4 @@ RECIPES = {
         goal="min",
         notes="Second-order methods beat first-order ones; APO-Precond ends below KFAC. An epoch is 100 steps.",
     )
-}
+)

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from apo_experiments.recipe import Entry, Recipe, Scale
+from apo_experiments.recipe import Entry, Recipe, Scale, by_name
 from apo_experiments.recipes import grids
 from apo_experiments.recipes.classification import TITLES, image_recipe
 
@@ -108,14 +108,11 @@ _MNIST = image_recipe(
     metric="train_loss",
 )
 
-RECIPES = {
-    recipe.name: recipe
-    for recipe in (
-        _MNIST,
-        _recipe("cifar10-resnet32", "cifar10", "resnet32", 400, _step(0.1, 0.375, 0.625), 4000, 0.5),
-        _recipe("cifar10-resnet34", "cifar10", "resnet34", 200, _EVERY_FIFTH, 8000, 0.125),
-        _recipe("cifar10-wrn", "cifar10", "wrn-28-10", 200, _EVERY_FIFTH, 32000, 0.05),
-        _recipe("cifar100-wrn", "cifar100", "wrn-28-10", 200, _EVERY_FIFTH, 32000, 0.05),
-        _recipe("svhn-wrn", "svhn", "wrn-16-8", 160, _step(0.1, 0.5, 0.75), 16000, 0.0625, augment=False),
-    )
-}
+RECIPES = by_name(
+    _MNIST,
+    _recipe("cifar10-resnet32", "cifar10", "resnet32", 400, _step(0.1, 0.375, 0.625), 4000, 0.5),
+    _recipe("cifar10-resnet34", "cifar10", "resnet34", 200, _EVERY_FIFTH, 8000, 0.125),
+    _recipe("cifar10-wrn", "cifar10", "wrn-28-10", 200, _EVERY_FIFTH, 32000, 0.05),
+    _recipe("cifar100-wrn", "cifar100", "wrn-28-10", 200, _EVERY_FIFTH, 32000, 0.05),
+    _recipe("svhn-wrn", "svhn", "wrn-16-8", 160, _step(0.1, 0.5, 0.75), 16000, 0.0625, augment=False),
+)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from apo_experiments.recipe import Recipe, Scale
+from apo_experiments.recipe import Recipe, Scale, by_name
 from apo_experiments.recipes import classification
 from apo_experiments.recipes.classification import TITLES
 
@@ -43,4 +43,4 @@ def _recipe(dataset: str, model: str) -> Recipe:
     )
 
 
-RECIPES = {recipe.name: recipe for recipe in (_recipe(dataset, model) for dataset, model in _PAPER)}
+RECIPES = by_name(*(_recipe(dataset, model) for dataset, model in _PAPER))

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from apo_experiments.recipe import NOT_IN_PAPER, Recipe, Scale
+from apo_experiments.recipe import NOT_IN_PAPER, Recipe, Scale, by_name
 from apo_experiments.recipes import autoencoder, translation, uci
 from apo_experiments.recipes.classification import SMOKE, SMOKE_WIDTHS, TITLES
 from apo_experiments.recipes.smoke import smoke_hyper
@@ -175,4 +175,4 @@ _RECIPES = (
     _recipe(language.words, "translation", "a Transformer on Multi30k", (6, 15), (4, 20)),
 )
 
-RECIPES = {recipe.name: recipe for recipe in _RECIPES}
+RECIPES = by_name(*_RECIPES)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from apo_experiments.methods import METHODS
-from apo_experiments.recipe import NOT_IN_PAPER, Entry, Recipe
+from apo_experiments.recipe import NOT_IN_PAPER, Entry, Recipe, by_name
 from apo_experiments.recipes import autoencoder, classification, uci
 from apo_experiments.recipes.smoke import smoke_hyper
 
@@ -60,11 +60,8 @@ def _recipe(name: str, recipe: Recipe, schedule: str = "fixed") -> Recipe:
     )
 
 
-RECIPES = {
-    recipe.name: recipe
-    for recipe in (
-        _recipe("parkinsons", uci.RECIPES["uci-parkinsons"]),
-        _recipe("autoencoder", autoencoder.RECIPES["mnist-autoencoder"]),
-        _recipe("lenet", classification.RECIPES["cifar10-lenet"], "step"),
-    )
-}
+RECIPES = by_name(
+    _recipe("parkinsons", uci.RECIPES["uci-parkinsons"]),
+    _recipe("autoencoder", autoencoder.RECIPES["mnist-autoencoder"]),
+    _recipe("lenet", classification.RECIPES["cifar10-lenet"], "step"),
+)

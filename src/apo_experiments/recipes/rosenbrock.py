@@ -15,7 +15,7 @@ Scales: smoke 100 steps, cpu and paper 2,000 steps; seconds.
 
 from __future__ import annotations
 
-from apo_experiments.recipe import Entry, Recipe, Scale
+from apo_experiments.recipe import Entry, Recipe, Scale, by_name
 from apo_experiments.tasks.rosenbrock import DEFAULTS, rosenbrock
 
 _FAST = {"lr": 1e-3, "interval": 1, "fsd_weight": 0.0, "meta_beta2": 0.9}
@@ -30,8 +30,8 @@ _ENTRIES = (
     Entry("APO-Precond", "apo-precond-full", _FAST | _MATRIX, _MATRIX_GRID),
 )
 
-RECIPES = {
-    "rosenbrock": Recipe(
+RECIPES = by_name(
+    Recipe(
         name="rosenbrock",
         title="A learned rate and a learned matrix on the Rosenbrock function",
         paper="Figure 7 (appendix C.1)",
@@ -45,4 +45,4 @@ RECIPES = {
         figure="rosenbrock",
         notes="Both learned updates beat SGD at its best fixed rate, the matrix dramatically. An epoch is ten steps.",
     )
-}
+)

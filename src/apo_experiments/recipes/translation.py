@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from apo_experiments.recipe import Entry, Recipe, Scale
+from apo_experiments.recipe import Entry, Recipe, Scale, by_name
 from apo_experiments.recipes import grids
 from apo_experiments.recipes.smoke import smoke_hyper
 from apo_experiments.tasks.translation import DEFAULTS, translation
@@ -72,10 +72,7 @@ def _recipe(name: str, corpus: str, title: str, entries: tuple[Entry, ...], epoc
 
 _WITH_PAPER = tuple(replace(entry, paper=_PAPER[entry.label]) for entry in _ENTRIES)
 
-RECIPES = {
-    recipe.name: recipe
-    for recipe in (
-        _recipe("translation", "multi30k", "Multi30k", _ENTRIES, 60, 90),
-        _recipe("translation-iwslt14", "iwslt14", "IWSLT'14", _WITH_PAPER, 55, 400),
-    )
-}
+RECIPES = by_name(
+    _recipe("translation", "multi30k", "Multi30k", _ENTRIES, 60, 90),
+    _recipe("translation-iwslt14", "iwslt14", "IWSLT'14", _WITH_PAPER, 55, 400),
+)

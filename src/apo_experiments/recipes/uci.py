@@ -22,7 +22,7 @@ Scales: smoke runs on generated rows in seconds; cpu trains for fewer epochs, in
 
 from __future__ import annotations
 
-from apo_experiments.recipe import Entry, Recipe, Scale
+from apo_experiments.recipe import Entry, Recipe, Scale, by_name
 from apo_experiments.recipes import grids
 from apo_experiments.recipes.smoke import smoke_hyper
 from apo_experiments.tasks.uci import DEFAULTS, uci
@@ -75,11 +75,8 @@ def _recipe(table: str, title: str, epochs: int, minutes: tuple[float, float]) -
     )
 
 
-RECIPES = {
-    recipe.name: recipe
-    for recipe in (
-        _recipe("slice", "CT slices: 53,500 rows, 384 inputs", 10, (5, 300)),
-        _recipe("protein", "proteins: 45,730 rows, 9 inputs", 10, (4, 240)),
-        _recipe("parkinsons", "voices: 5,875 rows, 19 inputs, two targets", 60, (3, 40)),
-    )
-}
+RECIPES = by_name(
+    _recipe("slice", "CT slices: 53,500 rows, 384 inputs", 10, (5, 300)),
+    _recipe("protein", "proteins: 45,730 rows, 9 inputs", 10, (4, 240)),
+    _recipe("parkinsons", "voices: 5,875 rows, 19 inputs, two targets", 60, (3, 40)),
+)

@@ -9,10 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from apo_experiments.report.sections import Section
+import jinja2
+
+from apo_experiments.comparable import MARK
+from apo_experiments.errors import UserError
+from apo_experiments.figures.curves import axis_name
+from apo_experiments.files import write_atomically
+from apo_experiments.progress import counted, duration
+from apo_experiments.recipe import NOT_IN_PAPER
+from apo_experiments.recipes import RECIPES
+from apo_experiments.records import find
+from apo_experiments.report.sections import Section, section
+from apo_experiments.results import figure_text, leader
 
 __all__ = ["write"]
 
@@ -31,12 +40,6 @@ def write(path: Path, root: Path, scale: str | None = None) -> int:
     Raises:
         UserError: There are no records (a page that is there stays as it is), or the file cannot be written.
     """
-    from apo_experiments.errors import UserError
-    from apo_experiments.files import write_atomically
-    from apo_experiments.recipes import RECIPES
-    from apo_experiments.records import find
-    from apo_experiments.report.sections import section
-
     records = find(root, scale=scale)
     sections = [section(recipe, records) for recipe in RECIPES.values()]
     run = sum(bool(part.parts) for part in sections)
@@ -48,14 +51,6 @@ def write(path: Path, root: Path, scale: str | None = None) -> int:
 
 
 def _page(sections: Sequence[Section]) -> str:
-    import jinja2
-
-    from apo_experiments.comparable import MARK
-    from apo_experiments.figures.curves import axis_name
-    from apo_experiments.progress import counted, duration
-    from apo_experiments.recipe import NOT_IN_PAPER
-    from apo_experiments.results import figure_text, leader
-
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
     )

@@ -7,14 +7,16 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from apo_experiments import figures
 from apo_experiments.progress import counted
 from apo_experiments.publication.compact import clean_command
 from apo_experiments.recipe import Recipe
+from apo_experiments.recipes import plan
 from apo_experiments.records import Record, grouped
-from apo_experiments.results import Result, current, findings, set_words, setting_text, summarise
+from apo_experiments.results import Result, findings, set_words, setting_text, summarise
 from apo_experiments.roles import is_swept
 from apo_experiments.runs import RunConfig
-from apo_experiments.tuning import points_of_grids
+from apo_experiments.tuning import current, points_of_grids
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,6 @@ def section(recipe: Recipe, records: Sequence[Record]) -> Section:
 
 
 def _part(recipe: Recipe, scale: str, own: Sequence[Record]) -> Part:
-    from apo_experiments import figures
-
     chosen = current(recipe, scale, own)
     results = summarise(recipe, chosen)
     drawable = [record for record in chosen if record.rows]
@@ -115,8 +115,6 @@ def _part(recipe: Recipe, scale: str, own: Sequence[Record]) -> Part:
 
 def _commands(recipe: Recipe, scale: str, records: Sequence[Record]) -> list[str]:
     """Return one command for all methods that differ from the recipe in the same way."""
-    from apo_experiments.recipes import plan
-
     planned = {config.label: config for config in plan(recipe, scale)}
     groups = grouped(records, lambda record: tuple(_changes(planned[record.config.label], record.config)))
     commands = []

@@ -6,27 +6,22 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING
 
-from apo_experiments.errors import UserError, required
+import optuna
+from optuna.storages import RDBStorage
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+from apo_experiments.errors import UserError
 from apo_experiments.files import explained
 
-if TYPE_CHECKING:
-    from optuna.storages import RDBStorage
+optuna.logging.set_verbosity(optuna.logging.WARNING)  # a sweep has its own display
 
 #: How long a process waits for another one that writes to the same SQLite file.
 _SQLITE_SECONDS = 60.0
 _ATTEMPTS = 10
 #: What workers that start at the same time on an empty database make each other see.
 _RACES = ("already exists", "duplicate key", "unique constraint", "database is locked")
-
-
-def import_optuna() -> ModuleType:
-    """Return the package optuna, quiet; a UserError if it is not installed."""
-    optuna = required("optuna")
-    optuna.logging.set_verbosity(optuna.logging.WARNING)  # the sweep has its own display
-    return optuna
 
 
 def address(storage: str | None, root: Path) -> str:
@@ -60,16 +55,13 @@ def open_database(url: str) -> RDBStorage:
     Args:
         url: As from :func:`address`.
     """
-    optuna = import_optuna()
-    from sqlalchemy.exc import ArgumentError, SQLAlchemyError
-
     if (file := _sqlite_file(url)) is not None:
         with explained(file, "--storage or --runs"):
             file.parent.mkdir(parents=True, exist_ok=True)
     options = {"connect_args": {"timeout": _SQLITE_SECONDS}} if url.startswith("sqlite") else {"pool_pre_ping": True}
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            return optuna.storages.RDBStorage(url, engine_kwargs=options)
+            return RDBStorage(url, engine_kwargs=options)
         except ImportError:
             package = "psycopg[binary]" if url.startswith("postgresql") else "its driver for SQLAlchemy"
             raise UserError(
@@ -102,9 +94,6 @@ def reachable(url: str) -> Iterator[None]:
         apo_experiments.errors.UserError: the storage postgresql://me:***@host/apo has failed (the connection was
         lost): when it is back, run the same command to resume.
     """
-    optuna = import_optuna()
-    from sqlalchemy.exc import SQLAlchemyError
-
     try:
         yield
     except (optuna.exceptions.StorageInternalError, SQLAlchemyError) as error:
@@ -115,16 +104,11 @@ def reachable(url: str) -> Iterator[None]:
 
 def shown(url: str) -> str:
     """Return a URL without its password."""
-    from sqlalchemy.engine import make_url
-
     return make_url(url).render_as_string(hide_password=True)
 
 
 def _sqlite_file(url: str) -> Path | None:
     """Return the file of an SQLite database; None for one in memory, and for other databases."""
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError
-
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError) as error:

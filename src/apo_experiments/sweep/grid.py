@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from apo_experiments import renamed
 from apo_experiments.errors import UserError
+from apo_experiments.methods import METHODS
 from apo_experiments.recipe import Entry, Recipe
-from apo_experiments.records import Record
+from apo_experiments.recipes import plan
 from apo_experiments.runs import RunConfig
+from apo_experiments.tuning import holds_out
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,6 @@ def searches(
         grid: Values to try instead of the recipe's, by key, for all entries whose grid has the key; if none has, one
             more axis for all entries that know it. Values may be strings from the command line.
     """
-    from apo_experiments.recipes import plan
-
     if scale not in recipe.scales:
         raise UserError(f"{recipe.name} has no scale {scale!r}: choose one of {', '.join(recipe.scales)}.")
     fixed = dict(overrides or {})
@@ -134,36 +133,10 @@ def coarse_to_fine(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def holds_out(recipe: Recipe) -> bool:
-    """Return whether sweeps of a recipe hold out a part of the training data: not if it is about training."""
-    return "validation" in recipe.defaults and not recipe.metric.startswith("train")
-
-
-def judging_metric(recipe: Recipe, record: Record) -> str:
-    """Return the metric that chooses hyperparameters: of the validation data if the run has it, else the recipe's own.
-
-    A test metric without a namesake on the validation data, such as a BLEU score that is too costly to compute twice,
-    is replaced by the validation accuracy or loss: test data must not choose.
-    """
-    if recipe.metric.startswith("train"):
-        return recipe.metric
-    metrics = (record.summary or {}).get("metrics") or {}
-    general = "valid_accuracy" if recipe.goal == "max" else "valid_loss"
-    candidates = (f"valid_{recipe.metric.removeprefix('test_')}", general, recipe.metric)
-    return next((name for name in candidates if name in metrics), recipe.metric)
-
-
-def worst(recipe: Recipe) -> float:
-    """Return the value of a run that diverged."""
-    return math.inf if recipe.goal == "min" else -math.inf
-
-
 def _entries(
     recipe: Recipe, labels: Sequence[str] | None, grid: Mapping[str, Sequence[Any]]
 ) -> list[tuple[Entry, Mapping[str, Sequence[Any]]]]:
     """Return the entries to search and their grids, with other values where the user has given some."""
-    from apo_experiments.methods import METHODS
-
     if not recipe.entries or not (grid or any(entry.grid for entry in recipe.entries)):
         raise UserError(f"{recipe.name} has no grids to sweep: use `apo run {recipe.name}`.")
     wanted = {entry.label for entry in recipe.chosen(labels)}

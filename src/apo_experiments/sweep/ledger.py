@@ -11,22 +11,24 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
+
+import optuna
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial, TrialState
 
 from apo_experiments import provenance
 from apo_experiments.records import Record
 from apo_experiments.runs import RunConfig
-from apo_experiments.sweep.database import import_optuna
-from apo_experiments.sweep.grid import Point, Search, worst
-from apo_experiments.sweep.presence import Silences, is_gone, remove_card
-
-if TYPE_CHECKING:
-    from optuna.storages import RDBStorage
-    from optuna.trial import FrozenTrial
+from apo_experiments.sweep.database import exists, open_database, reachable
+from apo_experiments.sweep.grid import Point, Search
+from apo_experiments.sweep.presence import is_gone
+from apo_experiments.tuning import worst
 
 #: What Optuna raises on a change to a finished trial; it has a separate subclass since version 4.0.
 _FINISHED = RuntimeError
@@ -49,14 +51,13 @@ class Ledger:
         self.search = search
         self.points = search.points[:trials]
         self._storage = storage
-        self._optuna = import_optuna()
+        self._beats: dict[int, tuple[int, float]] = {}  # by trial: the last heartbeat, and when it was new here
         direction = "minimize" if search.recipe.goal == "min" else "maximize"
-        self._optuna.create_study(storage=storage, study_name=search.name, direction=direction, load_if_exists=True)
+        optuna.create_study(storage=storage, study_name=search.name, direction=direction, load_if_exists=True)
         self._study_id = storage.get_study_id_from_name(search.name)
-        self._states = self._optuna.trial.TrialState
         configs = search.points[0].configs
         if configs and "runs" not in storage.get_study_user_attrs(self._study_id):
-            # What a machine without the records needs to know about the runs; see `as_records`.
+            # What a machine without the records needs to know about the runs; see `tried`.
             grid = [dict(point.hyper) for point in search.points]
             about = {"config": asdict(configs[0]), "grid": grid, "seeds": len(configs), "command": provenance.command()}
             storage.set_study_user_attr(self._study_id, "runs", json.loads(json.dumps(about, default=str)))
@@ -68,15 +69,15 @@ class Ledger:
             card: The worker's card.
             leave_out: Points, by index, that this worker does not want.
         """
-        choices = self._optuna.distributions.CategoricalDistribution
+        choices = optuna.distributions.CategoricalDistribution
         while True:
             taken = {*self._standing(), *leave_out}
             index = next((index for index in range(len(self.points)) if index not in taken), None)
             if index is None:
                 return None
             point = self.points[index]
-            trial = self._optuna.create_trial(
-                state=self._states.RUNNING,
+            trial = optuna.create_trial(
+                state=TrialState.RUNNING,
                 params={key: _plain(value) for key, value in point.hyper.items()},
                 distributions={key: choices([*map(_plain, values)]) for key, values in self.search.axes.items()},
                 user_attrs={"point": index, "worker": card},
@@ -86,7 +87,7 @@ class Ledger:
             if standing is not None and standing.number == self._storage.get_trial_number_from_id(trial_id):
                 return Claim(trial_id, index, point)
             self._storage.set_trial_user_attr(trial_id, "withdrawn", True)  # another worker was first
-            self._close(trial_id, self._states.FAIL)
+            self._close(trial_id, TrialState.FAIL)
 
     def beat(self, claim: Claim, count: int) -> None:
         """Show that the worker of a claim is alive."""
@@ -98,46 +99,52 @@ class Ledger:
         Returns:
             Whether it counts: False if the worker was considered dead and the point was given to another.
         """
-        return self._close(claim.trial_id, self._states.COMPLETE, [value], metric=metric)
+        return self._close(claim.trial_id, TrialState.COMPLETE, [value], metric=metric)
 
     def fail(self, claim: Claim, error: str | None = None) -> bool:
         """Withdraw a claim after an error or an interruption; the point is free again."""
-        return self._close(claim.trial_id, self._states.FAIL, error=error)
+        return self._close(claim.trial_id, TrialState.FAIL, error=error)
 
-    def fail_the_dead(self, folder: Path, silences: Silences) -> list[int]:
+    def fail_the_dead(self, folder: Path, patience: float) -> list[int]:
         """Free the points of dead workers, and return their indices.
 
         Args:
             folder: Where this machine's workers keep their lock files.
-            silences: What this worker has seen of the heartbeats.
+            patience: After so many seconds without a new heartbeat a worker counts as dead. The first look at a trial
+                starts the clock, which is this process's own.
         """
         freed = []
         for index, trial in self._standing().items():
-            if trial.state != self._states.RUNNING:
+            if trial.state != TrialState.RUNNING:
                 continue
-            card = trial.user_attrs.get("worker", {})
-            trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, trial.number)
-            if is_gone(card, folder) or silences.too_long(trial_id, trial.user_attrs.get("beat", 0)):
-                if self._close(trial_id, self._states.FAIL):
+            now, beat, card = time.monotonic(), trial.user_attrs.get("beat", 0), trial.user_attrs.get("worker", {})
+            last, since = self._beats.get(trial.number, (None, now))
+            if beat != last:
+                self._beats[trial.number] = beat, now
+            silent = beat == last and now - since > patience
+            if silent or is_gone(card, folder):
+                trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, trial.number)
+                if self._close(trial_id, TrialState.FAIL):
                     freed.append(index)
                 if card:
-                    remove_card(card, folder)
+                    with suppress(OSError):
+                        (folder / card["name"]).unlink(missing_ok=True)
         return freed
 
     def unfinished(self) -> set[int]:
         """Return the indices of all points without a result."""
-        done = {index for index, trial in self._standing().items() if trial.state == self._states.COMPLETE}
+        done = {index for index, trial in self._standing().items() if trial.state == TrialState.COMPLETE}
         return set(range(len(self.points))) - done
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row for each point that was tried, the best first."""
         tried = {trial.user_attrs.get("point", -1): trial for trial in self._trials() if "error" in trial.user_attrs}
-        tried |= {i: trial for i, trial in self._standing().items() if trial.state == self._states.COMPLETE}
+        tried |= {i: trial for i, trial in self._standing().items() if trial.state == TrialState.COMPLETE}
         rows = []
         for index, trial in sorted(tried.items()):
             if not 0 <= index < len(self.points):
                 continue
-            finished = trial.state == self._states.COMPLETE
+            finished = trial.state == TrialState.COMPLETE
             value = trial.value if finished and trial.value != worst(self.search.recipe) else None
             rows.append(
                 {
@@ -161,7 +168,7 @@ class Ledger:
         standing: dict[int, FrozenTrial] = {}
         for trial in sorted(self._trials(), key=lambda trial: trial.number):
             index = trial.user_attrs.get("point")
-            if index is not None and index < len(self.points) and trial.state != self._states.FAIL:
+            if index is not None and index < len(self.points) and trial.state != TrialState.FAIL:
                 standing.setdefault(index, trial)
         return standing
 
@@ -174,25 +181,32 @@ class Ledger:
         return False
 
 
-def as_records(storage: RDBStorage, recipe: str, scale: str) -> list[Record]:
-    """Return the finished trials of all sweeps of a recipe as records, one for each point: the mean over its seeds."""
+def tried(recipe: str, scale: str, url: str) -> list[Record]:
+    """Return what all sweeps of a recipe in a database have found, as records without curves.
+
+    There is one record for each point: the mean over its seeds.
+    """
+    if not exists(url):  # opening would create it
+        return []
     found = []
-    for study in storage.get_all_studies():
-        about = study.user_attrs.get("runs")
-        if about is None or not study.study_name.startswith(f"{recipe}/{scale}/"):
-            continue
-        header = {"sweep": {"command": about["command"]}, "seeds": about["seeds"]}
-        for trial in storage.get_all_trials(study._study_id, deepcopy=False):
-            if trial.state.name != "COMPLETE" or "point" not in trial.user_attrs:
+    with reachable(url):
+        storage = open_database(url)
+        for study in storage.get_all_studies():
+            about = study.user_attrs.get("runs")
+            if about is None or not study.study_name.startswith(f"{recipe}/{scale}/"):
                 continue
-            config, point = about["config"], about["grid"][trial.user_attrs["point"]]
-            both = {
-                part: {key: point.get(key, value) for key, value in config[part].items()}
-                for part in ("hyper", "options")
-            }
-            value = trial.value if trial.value is not None and math.isfinite(trial.value) else None
-            summary = {"metrics": {trial.user_attrs["metric"]: value}}
-            found.append(Record(RunConfig.from_record({**config, **both}), header, [], summary))
+            config, header = about["config"], {"sweep": {"command": about["command"]}, "seeds": about["seeds"]}
+            for trial in storage.get_all_trials(study._study_id, deepcopy=False):
+                if trial.state != TrialState.COMPLETE or "point" not in trial.user_attrs:
+                    continue
+                point = about["grid"][trial.user_attrs["point"]]
+                both = {
+                    part: {key: point.get(key, value) for key, value in config[part].items()}
+                    for part in ("hyper", "options")
+                }
+                value = trial.value if trial.value is not None and math.isfinite(trial.value) else None
+                summary = {"metrics": {trial.user_attrs["metric"]: value}}
+                found.append(Record(RunConfig.from_record({**config, **both}), header, [], summary))
     return found
 
 

@@ -14,15 +14,13 @@ from __future__ import annotations
 import os
 import platform
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
-from apo_experiments.files import explained
-from apo_experiments.locks import try_lock
+from apo_experiments.locks import locked, try_lock
 
 
 @contextmanager
@@ -33,14 +31,8 @@ def present(folder: Path) -> Iterator[dict[str, Any]]:
         The worker's card: what others need to find out whether it is alive.
     """
     path = folder / f"worker-{uuid.uuid4().hex}"
-    with explained(path):
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        yield {"name": path.name, "machine": _machine(), "locked": bool(try_lock(handle))}
-    finally:
-        path.unlink(missing_ok=True)
-        os.close(handle)
+    with locked(path) as own:
+        yield {"name": path.name, "machine": _machine(), "locked": own}
 
 
 def is_gone(card: Mapping[str, Any], folder: Path) -> bool:
@@ -59,12 +51,6 @@ def is_gone(card: Mapping[str, Any], folder: Path) -> bool:
         return bool(try_lock(handle))
     finally:
         os.close(handle)
-
-
-def remove_card(card: Mapping[str, Any], folder: Path) -> None:
-    """Delete the file of a dead worker."""
-    with suppress(OSError):
-        (folder / card["name"]).unlink(missing_ok=True)
 
 
 @contextmanager
@@ -86,28 +72,6 @@ def beating(beat: Callable[[int], None], seconds: float) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-
-
-@final
-class Silences:
-    """How long heartbeats have not changed, by the clock of this process.
-
-    Args:
-        patience: Seconds without a change after which a worker counts as dead.
-    """
-
-    def __init__(self, patience: float) -> None:
-        self.patience = patience
-        self._last: dict[int, tuple[int, float]] = {}
-
-    def too_long(self, key: int, beat: int, now: float | None = None) -> bool:
-        """Check one heartbeat; the first check only starts the clock."""
-        now = time.monotonic() if now is None else now
-        last_beat, since = self._last.get(key, (None, now))
-        if last_beat != beat:
-            self._last[key] = (beat, now)
-            return False
-        return now - since > self.patience
 
 
 def _machine() -> str:

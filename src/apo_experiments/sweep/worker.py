@@ -11,28 +11,30 @@ from typing import Any
 
 from apo_experiments.errors import UserError
 from apo_experiments.interruption import TimeIsUp, check_time, interruptible
-from apo_experiments.listeners import Listener
 from apo_experiments.processes import Crew
 from apo_experiments.recipe import Recipe
+from apo_experiments.recipes import RECIPES
 from apo_experiments.results import value
 from apo_experiments.roles import as_trial
-from apo_experiments.sweep.database import open_database, reachable
-from apo_experiments.sweep.grid import Point, judging_metric, searches, worst
+from apo_experiments.runs import RunConfig
+from apo_experiments.sweep.database import address, open_database, reachable
+from apo_experiments.sweep.grid import Point, searches
 from apo_experiments.sweep.ledger import Claim, Ledger
-from apo_experiments.sweep.presence import Silences, beating, present
-from apo_experiments.train import train
+from apo_experiments.sweep.presence import beating, present
+from apo_experiments.train import Listener, train
+from apo_experiments.tuning import judging_metric, worst
 
 
 @dataclass(frozen=True)
 class Order:
-    """The task of a worker: plain data, so that it can be sent to another process.
+    """A sweep over the grids of a recipe's entries: plain data, so that it can be sent to another process.
 
     Attributes:
         recipe: Name of the recipe.
+        root: The folder of all runs.
         labels: Labels of entries with a grid; None for all of those.
         scale: The scale of the runs.
-        storage: URL of the database.
-        root: The folder of all runs.
+        storage: URL of the database, such as ``postgresql://user@host/name``; None for an SQLite file among the runs.
         data_dir: The folder of the data sets.
         trials: Try this many points of each grid, spread over all of it, instead of the whole grid.
         seeds: How many runs judge a point, by their mean.
@@ -45,10 +47,10 @@ class Order:
     """
 
     recipe: str
-    labels: Sequence[str] | None
-    scale: str
-    storage: str
     root: Path
+    labels: Sequence[str] | None = None
+    scale: str = "cpu"
+    storage: str | None = None
     data_dir: Path | None = None
     trials: int | None = None
     seeds: int = 1
@@ -58,36 +60,69 @@ class Order:
     deadline: float | None = None
     patience: float = 120.0
 
+    @property
+    def url(self) -> str:
+        """The address of the database."""
+        return address(self.storage, self.root)
 
-def ledgers(order: Order, recipe: Recipe) -> list[Ledger]:
-    """Return the ledgers of all searches of an order."""
-    found = searches(
-        recipe,
-        order.labels,
-        order.scale,
-        seeds=order.seeds,
-        device=order.device,
-        overrides=order.overrides,
-        grid=order.grid,
-    )
-    storage = open_database(order.storage)
-    with reachable(order.storage):
-        return [Ledger(search, storage, order.trials) for search in found]
+    def ledgers(self) -> list[Ledger]:
+        """Return the ledgers of all searches."""
+        recipe, places = RECIPES[self.recipe], {"seeds": self.seeds, "device": self.device}
+        found = searches(recipe, self.labels, self.scale, **places, overrides=self.overrides, grid=self.grid)
+        storage = open_database(self.url)
+        with reachable(self.url):
+            return [Ledger(search, storage, self.trials) for search in found]
 
 
-def work(order: Order, books: Sequence[Ledger], listener: Listener) -> None:
+def run(
+    order: Order,
+    jobs: int = 1,
+    lanes: Callable[[], Listener] = Listener,
+    expect: Callable[[Sequence[RunConfig], int], None] = lambda runs, jobs: None,
+) -> list[dict[str, Any]]:
+    """Try all points of the grids of a recipe's entries, and return their results.
+
+    A point is one trial of an Optuna study. Finished points are not repeated, interrupted ones resume from their
+    checkpoints, and the same call on other machines, with the same storage, shares the work.
+
+    Args:
+        order: What is swept.
+        jobs: How many processes work here.
+        lanes: Gives each of them a listener.
+        expect: Is told which runs have no result yet, and how many processes there are.
+
+    Returns:
+        One row for each point, the best of each entry first, with the keys ``recipe``, ``method``, ``hyper`` (the
+        coordinates), ``metric`` (that of the validation data if the task holds some out), ``value`` (None unless it is
+        finite), ``seeds`` and ``outcome``: ``"finished"``, ``"diverged"`` or ``"failed"``.
+
+    Raises:
+        UserError: The sweep cannot be run; the message says what to do.
+        KeyboardInterrupt: It was interrupted, or time is up; the same call resumes it.
+    """
+    books = order.ledgers()  # before any process is started, so that errors show at once
+    with reachable(order.url):
+        expect([run for book in books for i in sorted(book.unfinished()) for run in book.points[i].configs], jobs)
+        if jobs == 1:
+            _work(order, books, lanes())
+        else:
+            _work_in_processes(order, jobs, lanes)
+        return [row for book in books for row in book.rows()]
+
+
+def _work(order: Order, books: Sequence[Ledger], listener: Listener) -> None:
     """Process an order, together with other workers.
 
     It ends when every point has a result, from any worker. A point whose run fails with an error is tried once by each
     worker.
     """
-    silences, folder, waited = Silences(order.patience), order.root / "sweeps", False
+    folder, waited = order.root / "sweeps", False
     failed: dict[str, set[int]] = {book.search.name: set() for book in books}
-    with reachable(order.storage), present(folder) as card:
+    with reachable(order.url), present(folder) as card:
         while True:
             check_time(order.deadline)
             for book in books:
-                for index in book.fail_the_dead(folder, silences):
+                for index in book.fail_the_dead(folder, order.patience):
                     listener.message(
                         f"{book.search.label}, {book.points[index]}: its worker died, so it is tried again"
                     )
@@ -142,7 +177,7 @@ def _judge(order: Order, recipe: Recipe, point: Point, listener: Listener) -> tu
     return math.fsum(values) / len(values), metric
 
 
-def work_in_processes(order: Order, jobs: int, listener: Callable[[], Listener]) -> None:
+def _work_in_processes(order: Order, jobs: int, listener: Callable[[], Listener]) -> None:
     """Process an order with several workers; ``listener`` gives each of them a listener."""
     members = []
     with interruptible() as interruption, Crew(jobs, "apo sweep worker") as crew:
@@ -169,10 +204,8 @@ def work_in_processes(order: Order, jobs: int, listener: Callable[[], Listener])
 
 def _worker(order: Order, listener: Listener) -> str | None:
     """Run as one of the processes, and return what the user has to fix."""
-    from apo_experiments.recipes import RECIPES
-
     try:
-        work(order, ledgers(order, RECIPES[order.recipe]), listener)
+        _work(order, order.ledgers(), listener)
     except UserError as error:
         return str(error)
     return None

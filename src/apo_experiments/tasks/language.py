@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from apo_experiments.data.characters import WindowBatches, as_numbers, windows
 from apo_experiments.data.streams import TextBatches
-from apo_experiments.data.vocabulary import PAD, WordVocabulary
+from apo_experiments.data.vocabulary import PAD, WordVocabulary, encoded
 from apo_experiments.models.gpt import GPT
 from apo_experiments.models.transformer import Transformer
 from apo_experiments.problem import Problem
@@ -95,7 +95,7 @@ def words(options: Mapping[str, Any], setting: Setting) -> Problem:
     transformer = Transformer(vocabulary.size, **sizes, norm_first=True, padding=PAD)
     model = NextWord(transformer).to(setting.device)
     train, valid, test = (
-        TextBatches(vocabulary.encode_pairs(pairs), options["max_tokens"], setting.seed, setting.device)
+        TextBatches(encoded(pairs, vocabulary), options["max_tokens"], setting.seed, setting.device)
         for pairs in (corpus.train, corpus.valid, corpus.test)
     )
     known, wanted = (torch.cat([target[target != PAD] for _, target in part.in_order()]) for part in (train, test))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from apo_experiments.data import text
 from apo_experiments.data.streams import TextBatch, TextBatches, padded
-from apo_experiments.data.vocabulary import BOS, EOS, PAD, Vocabulary
+from apo_experiments.data.vocabulary import BOS, EOS, PAD, Vocabulary, encoded
 from apo_experiments.data.vocabulary import build as build_vocabulary
 from apo_experiments.errors import choose, required
 from apo_experiments.models.decoding import beam_search
@@ -60,7 +60,7 @@ def translation(options: Mapping[str, Any], setting: Setting) -> Problem:
     sizes = {name: options[name] for name in ("layers", "dimension", "feed_forward", "heads", "dropout")}
     model = NextWord(Transformer(vocabulary.size, **sizes, padding=PAD)).to(setting.device)
     train, valid = (
-        TextBatches(vocabulary.encode_pairs(pairs), options["max_tokens"], setting.seed, setting.device)
+        TextBatches(encoded(pairs, vocabulary), options["max_tokens"], setting.seed, setting.device)
         for pairs in (corpus.train, corpus.valid)
     )
     loss = nn.CrossEntropyLoss(ignore_index=PAD, label_smoothing=options["label_smoothing"])

@@ -35,7 +35,7 @@ def dense_blocks(operator_class, network, inputs, target, layers) -> dict[str, t
 
 def weight_then_bias(layer, matrix: torch.Tensor) -> torch.Tensor:
     """Reorder a curvature matrix from rows of [out, in + 1] to the weight followed by the bias."""
-    positions = torch.arange(matrix.shape[0]).reshape(layer.shape)
+    positions = torch.arange(matrix.shape[0]).reshape(len(layer.module.weight), -1)
     order = torch.cat([part.flatten() for part in layer.split(positions)])
     return matrix[order][:, order]
 

@@ -13,11 +13,12 @@ import time
 from contextlib import suppress
 
 from tests.experiments.cli import registry
+from tests.experiments.stand_ins import install
 
 from apo_experiments.cli import main
 
 if __name__ in ("__main__", "__mp_main__"):  # the second in processes that are spawned
-    sys.modules.update(registry.stand_ins())
+    install(registry.RECIPES, registry.METHODS)
     step = registry.Descent.step
 
     def slow_step(self, inputs, target):

@@ -1,26 +1,25 @@
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from tests.experiments.cli import registry
+from tests.experiments.stand_ins import installed
 
 from apo_experiments.cli import main
+from apo_experiments.recipes import RECIPES
 
 
 @pytest.fixture(autouse=True)
-def registries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict:
+def registries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict]:
     """Put the small recipes in place of the real ones, and every file into a folder of the test's own."""
-    modules = registry.stand_ins()
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("APO_DATA", str(tmp_path / "data"))
     monkeypatch.delenv("APO_RUNS", raising=False)
-    return modules["apo_experiments.recipes"].RECIPES
+    with installed(registry.RECIPES, registry.METHODS):
+        yield RECIPES
 
 
 @pytest.fixture

@@ -1,8 +1,7 @@
-"""Recipes as small as can be, in place of the real ones, and a command line that runs on them."""
+"""Recipes as small as can be."""
 
 from __future__ import annotations
 
-import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,11 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from apo_experiments.data import locate
-from apo_experiments.errors import UserError
 from apo_experiments.method import Method, Stepper
 from apo_experiments.problem import Batches, Budget, Problem
 from apo_experiments.recipe import Entry, Recipe, Scale, Setting
-from apo_experiments.runs import RunConfig
 
 
 class Noise(Batches):
@@ -97,44 +94,3 @@ def recipe(name: str, **changes: Any) -> Recipe:
 
 
 RECIPES = {made.name: made for made in (recipe("little-mlp"), recipe("other-task", figure="bars"))}
-
-
-def plan(
-    recipe: Recipe,
-    scale: str,
-    labels: Any = None,
-    seeds: int | None = None,
-    overrides: Mapping[str, Any] | None = None,
-) -> list[RunConfig]:
-    """Plan runs as the real registry does, with fewer niceties."""
-    size, given = recipe.scales[scale], dict(overrides or {})
-    known = [entry.label for entry in recipe.entries]
-    for label in labels or ():
-        if label not in known:
-            raise UserError(f"{recipe.name} has no method {label!r}: choose one of {', '.join(known)}.")
-    for key in given:
-        if key not in {"lr", "epochs", *recipe.defaults}:
-            raise UserError(f"--set {key} is unknown: choose one of data, epochs, fail, lr.")
-    options = {**recipe.defaults, **size.options, **{k: v for k, v in given.items() if k in recipe.defaults}}
-    return [
-        RunConfig(
-            recipe.name,
-            entry.label,
-            entry.method,
-            scale,
-            seed,
-            int(given.get("epochs", size.epochs)),
-            {"lr": float(given.get("lr", entry.hyper.get("lr", 0.1)))},
-            options,
-        )
-        for entry in recipe.entries
-        if labels is None or entry.label in labels
-        for seed in range(seeds or size.seeds)
-    ]
-
-
-def stand_ins() -> dict[str, types.ModuleType]:
-    recipes, methods = types.ModuleType("apo_experiments.recipes"), types.ModuleType("apo_experiments.methods")
-    vars(recipes).update(RECIPES=dict(RECIPES), FAMILIES={"no-tuning": ()}, plan=plan)
-    vars(methods).update(METHODS=dict(METHODS))
-    return {module.__name__: module for module in (recipes, methods)}

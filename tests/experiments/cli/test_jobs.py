@@ -51,7 +51,8 @@ def test_a_process_that_is_killed_takes_its_own_run_along_and_no_other_and_the_s
 
 @pytest.mark.parametrize("how", ["signal", "time limit"])
 def test_all_runs_stop_with_a_checkpoint(how):
-    process = start("--jobs", "2", *(["--time-limit", "8"] if how == "time limit" else []), pause=3)
+    # Long enough for both to start on a busy machine, and too short for the 24 s of a run.
+    process = start("--jobs", "2", *(["--time-limit", "16"] if how == "time limit" else []), pause=4)
     if how == "signal":
         for _ in range(2):  # both: on a busy machine one may start much later than the other
             next(line for line in process.stderr if "started" in line)

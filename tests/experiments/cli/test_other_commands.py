@@ -7,13 +7,13 @@ import itertools
 import json
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
 from tests.experiments.cli import registry
 
 from apo_experiments.data.registry import DATASETS, Checksum, DataFile, Dataset
+from apo_experiments.sweep import Order
 
 
 def test_list_names_every_recipe_with_its_place_in_the_paper_data_and_times(apo, registries):
@@ -135,44 +135,28 @@ def test_verify_of_real_formats_runs_the_loader(apo, tmp_path):
 
 @pytest.fixture
 def sweeps(monkeypatch):
-    """Stands in for the module that carries out sweeps."""
-    calls: list[tuple[tuple, dict]] = []
-    module = types.ModuleType("apo_experiments.sweep")
+    """Stands in for what carries out sweeps."""
+    calls = []
 
-    def run(*positional, **named):
-        calls.append((positional, named))
+    def run(order, jobs, *listeners):
+        calls.append((order, jobs))
         return [
             {"recipe": "little-mlp", "method": "SGD", "hyper": {"lr": 0.1, "betas": (0.9, 0.99)}, "value": 0.123456},
             {"recipe": "little-mlp", "method": "SGD", "hyper": {"lr": 1.0, "betas": (0.9, 0.99)}, "value": None},
         ]
 
-    vars(module)["run"] = run
-    monkeypatch.setitem(sys.modules, "apo_experiments.sweep", module)
-    monkeypatch.setattr("apo_experiments.sweep", module, raising=False)
+    monkeypatch.setattr("apo_experiments.sweep.run", run)
     return calls
 
 
-def test_sweep_hands_its_options_over_and_prints_the_table(apo, sweeps, registries):
-    done = apo(
-        "sweep",
-        "little-mlp",
-        "--method",
-        "SGD",
-        "--trials",
-        "3",
-        "--seeds",
-        "2",
-        "--set",
-        "epochs=5",
-        "--json",
-        "table.json",
-    )
+def test_sweep_hands_its_options_over_and_prints_the_table(apo, sweeps):
+    counts = ("--trials", "3", "--seeds", "2", "--jobs", "4")
+    done = apo("sweep", "little-mlp", "--method", "SGD", *counts, "--set", "epochs=5", "--json", "table.json")
     assert done.code == 0
-    (positional, named) = sweeps[0]
-    assert positional == (registries["little-mlp"], ["SGD"], "cpu")
-    assert (named["trials"], named["seeds"], named["jobs"], named["storage"]) == (3, 2, 1, None)
-    assert named["overrides"] == {"epochs": "5"}
-    assert named["root"] == Path("runs")
+    ((order, jobs),) = sweeps
+    assert jobs == 4 and order == Order(
+        "little-mlp", Path("runs"), ["SGD"], "cpu", trials=3, seeds=2, overrides={"epochs": "5"}
+    )
     assert "lr=0.1 betas=(0.9, 0.99)  0.1235" in done.out
     assert "apo run little-mlp --scale cpu --method SGD --set lr=0.1 betas=0.9,0.99 epochs=5\n" in done.out
     assert json.loads(Path("table.json").read_text())[0]["hyper"]["lr"] == 0.1
@@ -188,7 +172,7 @@ def test_the_commands_that_a_sweep_suggests_run_what_was_swept(apo, sweeps):
 
 def test_a_point_that_failed_costs_exit_code_1(apo, sweeps, monkeypatch):
     row = {"recipe": "little-mlp", "method": "SGD", "hyper": {"lr": 0.1}, "value": None, "outcome": "failed"}
-    monkeypatch.setattr("apo_experiments.sweep.run", lambda *positional, **named: [row])
+    monkeypatch.setattr("apo_experiments.sweep.run", lambda *arguments: [row])
     done = apo("sweep", "little-mlp")
     assert done.code == 1 and "To run the best points" not in done.out
 

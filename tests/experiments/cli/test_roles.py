@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from apo_experiments import publication, records
-from apo_experiments.results import current
 from apo_experiments.roles import chosen_by, is_swept, is_trial
+from apo_experiments.tuning import current
 
 WORDS = ("little-mlp", "--scale", "paper", "--set", "data=generated", "--method", "SGD")
 

@@ -15,7 +15,7 @@ def test_text_survives_encoding_and_decoding(size: int) -> None:
     pytest.importorskip("sentencepiece")
     made = vocabulary.build(PAIRS, size)
     assert made.size <= size
-    for pair, (source, target) in zip(PAIRS, made.encode_pairs(PAIRS), strict=True):
+    for pair, (source, target) in zip(PAIRS, vocabulary.encoded(PAIRS, made), strict=True):
         assert (made.decode(source), made.decode(target)) == pair
         assert min(source + target) >= 0 and max(source + target) < made.size
         assert not {vocabulary.PAD, vocabulary.BOS, vocabulary.EOS, vocabulary.UNK} & {*source, *target}

@@ -11,14 +11,14 @@ from torch import nn
 
 import apo
 from apo_experiments.methods import tuned
-from apo_experiments.methods.passes import EagerPass, GraphedPass, TrainingPass
+from apo_experiments.methods.passes import EagerPass, GraphedPass
 from apo_experiments.problem import Problem
 from apo_experiments.training import CompiledNetwork
 
 TUNED = ["sgd-apo", "sgdm-apo", "rmsprop-apo", "adam-apo", "adamw-apo", "apo-precond", "apo-eigen", "apo-rate-momentum"]
 
 
-class Elsewhere(TrainingPass):
+class Elsewhere:
     """A pass of which the tuner knows nothing."""
 
     def __init__(self, problem: Problem, hyper: object) -> None:

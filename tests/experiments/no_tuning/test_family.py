@@ -68,7 +68,7 @@ def test_every_method_of_a_package_says_which():
 def test_a_method_whose_package_is_missing_is_left_out_with_a_sentence(method, monkeypatch, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     arguments = types.SimpleNamespace(**ARGUMENTS, method=method, best=False, best_of=None)
-    labels = {config.label for config in planned(RECIPES["no-tuning-protein"], arguments, method).configs}
+    labels = {config.label for config in planned(RECIPES["no-tuning-protein"], arguments, method)[0]}
     assert "SGDm-APO" in labels and not labels & {"Prodigy", "DoG", "Mechanic", "AdamG", "Schedule-Free-SGD"}
     assert "no-tuning-protein runs without DoG: pip install dog-optimizer for them." in capsys.readouterr().err
 
@@ -76,7 +76,7 @@ def test_a_method_whose_package_is_missing_is_left_out_with_a_sentence(method, m
 def test_a_method_that_was_asked_for_is_not_left_out(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     arguments = types.SimpleNamespace(**ARGUMENTS, method=["DoG"], best=False, best_of=None)
-    assert [config.label for config in planned(RECIPES["no-tuning-protein"], arguments, ["DoG"]).configs] == ["DoG"]
+    assert [config.label for config in planned(RECIPES["no-tuning-protein"], arguments, ["DoG"])[0]] == ["DoG"]
 
 
 def test_a_method_runs_on_the_tasks_that_have_it(capsys):

@@ -6,7 +6,7 @@ import pytest
 from tests.experiments.no_tuning.made_up import run
 
 from apo_experiments.no_tuning.choice import calibrated, regret, tuned
-from apo_experiments.no_tuning.scores import scored, standings, task_runs
+from apo_experiments.no_tuning.scores import scores, standings, task_runs
 from apo_experiments.recipes.no_tuning import RECIPES
 from apo_experiments.recipes.untuned import RATES, label_of
 
@@ -23,7 +23,7 @@ def loss_task(*more):
     """Tuned losses of 0.5 with SGDm and 0.4 with AdamW; a guess has 1."""
     sgdm = cosines("protein", "SGDm", [None, 0.6, 0.5, 0.7, 0.8, 0.9, 0.95])
     adamw = cosines("protein", "AdamW", [0.9, 0.8, 0.4, 0.6, 0.7, 0.8, 0.9])
-    return scored(task_runs([LOSS], "cpu", [*sgdm, *adamw, *more]))["no-tuning-protein"]
+    return scores(task_runs([LOSS], "cpu", [*sgdm, *adamw, *more])).set_index("method", drop=False)
 
 
 def test_regret_of_an_accuracy_is_relative_to_the_best():
@@ -64,8 +64,7 @@ def test_a_task_without_all_rates_does_not_calibrate():
 
 def test_each_method_is_compared_with_the_tuned_rate_of_its_own_base():
     task = loss_task(run("protein", "SGDm-APO", 0.55), run("protein", "AdamW-APO", 0.34), run("protein", "DoG", 0.6))
-    regrets = {name: round(score.regret, 6) for name, score in task.scores.items()}
-    assert regrets == {
+    assert task["regret"].round(6).to_dict() == {
         "SGDm-APO": 10.0,
         "AdamW-APO": -10.0,
         "DoG": 20.0,
@@ -78,43 +77,46 @@ def test_each_method_is_compared_with_the_tuned_rate_of_its_own_base():
 
 def test_mean_and_spread_are_over_seeds_and_a_run_that_learned_nothing_is_dead():
     seeds = [run("protein", "SGDm-APO", value, seed=seed) for seed, value in enumerate([0.5, 0.6, None, 0.98])]
-    score = loss_task(*seeds).scores["SGDm-APO"]
+    score = loss_task(*seeds).loc["SGDm-APO"]
     assert (score.runs, score.dead) == (4, 2)  # 0.98 is 4% of what the reference has learned
-    assert score.mean == pytest.approx(2.08 / 3) and score.spread == pytest.approx(0.25325, abs=1e-4)
+    assert score["mean"] == pytest.approx(2.08 / 3) and score.spread == pytest.approx(0.25325, abs=1e-4)
     assert score.regret == pytest.approx((0 + 20 + 100 + 96) / 4)
 
 
 def test_at_equal_time_a_slow_run_is_cut_off():
     # The reference takes 10 s. Half-way between 8 s (0.8) and 12 s (0.5) the loss is 0.65: 30% is missing.
     slow = run("protein", "SGDm-APO", 0.5, seconds=12.0, curve=[(8.0, 0.8), (12.0, 0.5)])
-    score = loss_task(slow).scores["SGDm-APO"]
+    score = loss_task(slow).loc["SGDm-APO"]
     assert score.regret == pytest.approx(0.0) and score.regret_at_equal_time == pytest.approx(30.0)
     assert score.relative_time == pytest.approx(1.2)
 
 
 def test_at_equal_time_a_fast_run_has_its_end():
-    score = loss_task(run("protein", "SGDm-APO", 0.5, seconds=5.0)).scores["SGDm-APO"]
+    score = loss_task(run("protein", "SGDm-APO", 0.5, seconds=5.0)).loc["SGDm-APO"]
     assert score.regret_at_equal_time == score.regret == pytest.approx(0.0)
 
 
 def test_ranks_are_among_methods_without_tuning_and_averaged_over_tasks():
     first = loss_task(run("protein", "SGDm-APO", 0.45), run("protein", "Prodigy", None), run("protein", "DoG", 0.6))
-    table = {one.name: one for one in standings({"no-tuning-protein": first})}
+    table = standings(first.reset_index(drop=True))
     # 0.45, 0.5 (SGDm usual), 0.6, 0.7 (AdamW usual), diverged
-    ranks = {name: one.rank for name, one in table.items()}
-    assert ranks == {
-        "SGDm tuned": None,
-        "AdamW tuned": None,
+    assert list(table.index[:2]) == ["SGDm tuned", "AdamW tuned"] and table["rank"][:2].isna().all()
+    assert table["rank"][2:].to_dict() == {
         "SGDm-APO": 1,
         "SGDm usual": 2,
         "DoG": 3,
         "AdamW usual": 4,
         "Prodigy": 5,
     }
-    assert (table["Prodigy"].dead, table["Prodigy"].runs) == (1, 1)
-    assert (table["SGDm-APO"].near, table["DoG"].near) == (1, 0)
-    assert table["DoG"].worst == (pytest.approx(20.0), "no-tuning-protein")
+    assert (table.dead["Prodigy"], table.runs["Prodigy"]) == (1, 1)
+    assert (table.near["SGDm-APO"], table.near["DoG"]) == (1, 0)
+    assert (table.worst["DoG"], table.worst_task["DoG"]) == (pytest.approx(20.0), "no-tuning-protein")
 
 
 def test_a_task_without_tuned_rates_is_not_scored():
-    assert scored(task_runs([LOSS], "cpu", [run("protein", "SGDm-APO", 0.5)])) == {}
+    assert scores(task_runs([LOSS], "cpu", [run("protein", "SGDm-APO", 0.5)])).empty
+
+
+def test_equals_share_the_mean_of_their_ranks():
+    made = [run("protein", name, 0.45) for name in ("SGDm-APO", "Prodigy")]
+    assert loss_task(*made)["rank"].loc[["SGDm-APO", "Prodigy"]].to_list() == [1.5, 1.5]

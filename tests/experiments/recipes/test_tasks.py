@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from apo_experiments.errors import UserError
 from apo_experiments.recipe import Setting
 from apo_experiments.tasks import autoencoder, ill_conditioned, images, translation, uci
-from apo_experiments.tasks.evaluation import mean_over
+from apo_experiments.tasks.evaluation import judged
 
 CPU = torch.device("cpu")
 
@@ -51,10 +51,8 @@ def test_the_autoencoders_loss_is_a_likelihood_plus_the_penalty():
 
 def test_chunks_of_unequal_size_count_by_their_examples():
     inputs, targets = torch.randn(11, 3), torch.randn(11, 3)
-    error = lambda output, target: F.mse_loss(output, target).reshape(1)  # noqa: E731
-    assert mean_over(nn.Identity(), error, inputs, targets, chunk=4)[0] == pytest.approx(
-        F.mse_loss(inputs, targets).item(), rel=1e-6
-    )
+    evaluate = judged({"": (inputs, targets)}, {"error": F.mse_loss}, chunk=4)
+    assert evaluate(nn.Identity()) == {"error": pytest.approx(F.mse_loss(inputs, targets).item(), rel=1e-6)}
 
 
 def small_images(**changes):

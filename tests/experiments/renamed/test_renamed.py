@@ -129,9 +129,9 @@ def test_best_finds_trials_from_before(tmp_path):
         folder.mkdir(parents=True)
         lines = [header, {"kind": "summary", "metrics": {MLP.metric: figure}}]
         (folder / NAME).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    choice = tuning.choose(MLP, "SGDm-APO", "cpu", records.find(tmp_path), config.options)
-    assert choice.origin["hyper"] == {"total_steps": None} and choice.origin["points"] == 2
-    (best,) = plan(MLP, "cpu", ["SGDm-APO"], 1, choice.hyper)
+    hyper, origin = tuning.choose(MLP, "SGDm-APO", "cpu", records.find(tmp_path), config.options)
+    assert origin["hyper"] == {"total_steps": None} and origin["points"] == 2
+    (best,) = plan(MLP, "cpu", ["SGDm-APO"], 1, hyper)
     assert best.hyper["total_steps"] is None and best.hyper["over_relaxation"] == 2
 
 

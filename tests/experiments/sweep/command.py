@@ -8,23 +8,20 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from tests.experiments.stand_ins import install
 from tests.experiments.sweep import tiny
 
 from apo_experiments import sweep
-from apo_experiments.listeners import Silence
+from apo_experiments.train import Listener
 
 if __name__ in ("__main__", "__mp_main__"):  # the second in processes that are spawned
-    tiny.install()
+    install(tiny.RECIPES, tiny.METHODS)
 
 
-class Lines:
+class Lines(Listener):
     """A listener whose lines a test can wait for."""
-
-    started, row, finished = Silence().started, Silence().row, Silence().finished
 
     def message(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -36,8 +33,9 @@ def main() -> None:
     parser.add_argument("--storage")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--patience", type=float, default=600.0)
-    arguments: Mapping[str, Any] = vars(parser.parse_args())
-    rows = sweep.run(tiny.RECIPES["parabola"], ["Descent"], "smoke", listener=Lines(), **arguments)
+    arguments = parser.parse_args()
+    places = {"storage": arguments.storage, "patience": arguments.patience}
+    rows = sweep.run(sweep.Order("parabola", arguments.root, ["Descent"], "smoke", **places), arguments.jobs, Lines)
     print(json.dumps(rows))
 
 

@@ -1,19 +1,20 @@
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.experiments.stand_ins import installed
 from tests.experiments.sweep import tiny
+
+from apo_experiments.recipes import RECIPES
 
 
 @pytest.fixture(autouse=True)
-def registries(monkeypatch: pytest.MonkeyPatch) -> dict:
+def registries() -> Iterator[dict]:
     """Put the tiny recipe and method in place of the real ones, and return the recipes."""
-    modules = tiny.stand_ins()
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    return modules["apo_experiments.recipes"].RECIPES
+    with installed(tiny.RECIPES, tiny.METHODS):
+        yield RECIPES
 
 
 @pytest.fixture

@@ -84,7 +84,7 @@ def test_labels_may_be_given_in_any_case():
 
 def test_a_grid_of_ones_own_replaces_an_axis_where_there_is_one_and_adds_it_where_none_is():
     (descent, other) = searches(tiny.recipe(), None, "smoke", grid={"lr": ["0.5", "2"]})[:2]
-    assert descent.axes == other.axes == {"lr": ("0.5", "2")}  # strings here, since the stand-in for a plan reads none
+    assert descent.axes == other.axes == {"lr": (0.5, 2.0)}
     (fixed,) = searches(tiny.recipe(), ["Fixed"], "smoke", grid={"crash_at": (1.0, None)})
     assert [point.hyper for point in fixed.points] == [{"crash_at": None}, {"crash_at": 1.0}]
     with pytest.raises(UserError, match="--grid was given 'damping', which no method of parabola has"):

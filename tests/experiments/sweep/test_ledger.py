@@ -11,7 +11,7 @@ from tests.experiments.sweep import tiny
 from apo_experiments.sweep.database import address, open_database
 from apo_experiments.sweep.grid import searches
 from apo_experiments.sweep.ledger import Ledger
-from apo_experiments.sweep.presence import Silences, present
+from apo_experiments.sweep.presence import present
 
 ME, YOU = {"name": "me"}, {"name": "you"}
 
@@ -70,11 +70,10 @@ def test_a_finished_point_stays_finished(tmp_path):
 def test_a_silent_worker_loses_its_point_and_its_late_result_does_not_count(tmp_path):
     mine, yours = open_ledger(tmp_path), open_ledger(tmp_path)
     claim = mine.claim(ME)
-    impatient = Silences(patience=0.0)
-    assert yours.fail_the_dead(tmp_path, impatient) == []  # the first look
+    assert yours.fail_the_dead(tmp_path, 0.0) == []  # the first look
     mine.beat(claim, 1)
-    assert yours.fail_the_dead(tmp_path, impatient) == []  # it lives
-    assert yours.fail_the_dead(tmp_path, impatient) == [0]
+    assert yours.fail_the_dead(tmp_path, 0.0) == []  # it lives
+    assert yours.fail_the_dead(tmp_path, 0.0) == [0]
     taken_over = yours.claim(YOU)
     assert taken_over.index == 0 and yours.finish(taken_over, 2.0, "test_loss")
     assert not mine.finish(claim, 1.0, "test_loss")
@@ -84,20 +83,18 @@ def test_a_silent_worker_loses_its_point_and_its_late_result_does_not_count(tmp_
 def test_a_worker_that_died_before_its_first_heartbeat_is_noticed_too(tmp_path):
     ledger = open_ledger(tmp_path)
     ledger.claim(YOU)
-    silences = Silences(patience=0.0)
-    assert [ledger.fail_the_dead(tmp_path, silences) for _ in range(2)] == [[], [0]]
+    assert [ledger.fail_the_dead(tmp_path, 0.0) for _ in range(2)] == [[], [0]]
 
 
 def test_the_trial_of_a_worker_on_this_machine_is_freed_by_its_death_alone(tmp_path):
     ledger = open_ledger(tmp_path)
-    patient = Silences(patience=1e9)
     with present(tmp_path) as card:
         ledger.claim(card)
-        assert ledger.fail_the_dead(tmp_path, patient) == []
+        assert ledger.fail_the_dead(tmp_path, 1e9) == []
         left_behind = tmp_path / "copy"
         (tmp_path / card["name"]).rename(left_behind)
     left_behind.rename(tmp_path / card["name"])  # what remains after kill -9: the file, without its lock
-    assert ledger.fail_the_dead(tmp_path, patient) == [0]
+    assert ledger.fail_the_dead(tmp_path, 1e9) == [0]
     assert not (tmp_path / card["name"]).exists()
 
 

@@ -44,8 +44,6 @@ def test_a_killed_worker_is_gone_and_a_living_one_is_not(tmp_path, worker):
     process.kill()
     process.wait()
     assert presence.is_gone(card, tmp_path)
-    presence.remove_card(card, tmp_path)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_is_concluded_about_another_machine_or_a_lock_that_cannot_be_seen(tmp_path, worker):

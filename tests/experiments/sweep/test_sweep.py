@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from dataclasses import replace
 
@@ -12,20 +11,15 @@ from tests.experiments.sweep import tiny
 
 from apo_experiments import records, sweep, tuning
 from apo_experiments.errors import UserError
+from apo_experiments.recipes import RECIPES, plan
 from apo_experiments.roles import is_trial
 from apo_experiments.sweep.database import address, open_database
-from apo_experiments.train import train
+from apo_experiments.train import Listener, train
 
 
-class Notes:
+class Notes(Listener):
     def __init__(self):
         self.messages, self.ended = [], []
-
-    def started(self, config, budget):
-        pass
-
-    def row(self, row):
-        pass
 
     def finished(self, record):
         self.ended.append(record.config.hyper["lr"])
@@ -34,8 +28,10 @@ class Notes:
         self.messages.append(text)
 
 
-def run(tmp_path, recipe=None, labels=("Descent",), **options):
-    return sweep.run(recipe or tiny.recipe(), list(labels), "smoke", root=tmp_path, **options)
+def run(tmp_path, recipe=None, labels=("Descent",), jobs=1, listener=None, **options):
+    RECIPES["parabola"] = recipe or tiny.recipe()
+    order = sweep.Order("parabola", tmp_path, labels and list(labels), "smoke", **options)
+    return sweep.run(order, jobs, lambda: listener or Listener())
 
 
 def begun(log):
@@ -96,9 +92,7 @@ def test_a_new_study_finds_the_runs_that_are_there(tmp_path, log):
 
 
 def test_a_run_that_was_there_before_is_a_trial_from_then_on(tmp_path):
-    config = next(
-        config for config in tiny.plan(tiny.recipe(), "smoke", ["Descent"], 1, {"lr": 0.5, "validation": True})
-    )
+    (config,) = plan(tiny.recipe(), "smoke", ["Descent"], 1, {"lr": 0.5, "validation": True})
     assert not is_trial(train(config, root=tmp_path))
     run(tmp_path)
     (record,) = [record for record in records.find(tmp_path) if record.config.hyper["lr"] == 0.5]
@@ -121,7 +115,7 @@ def test_the_mean_over_seeds_decides(tmp_path):
 
 
 def test_all_methods_with_a_grid_are_swept_by_default(tmp_path):
-    rows = sweep.run(tiny.recipe(), None, "smoke", root=tmp_path)
+    rows = run(tmp_path, labels=None)
     assert Counter(row["method"] for row in rows) == {"Descent": 6, "Other": 2}
 
 
@@ -181,11 +175,11 @@ def test_a_key_that_is_set_is_not_searched(tmp_path):
 def test_a_database_tells_what_was_tried_without_any_record(tmp_path):
     storage = f"sqlite:///{tmp_path}/shared.db"
     rows = run(tmp_path / "here", storage=storage, seeds=2, overrides={"epochs": 3})
-    found = sweep.tried(tiny.recipe(), "smoke", storage, root=tmp_path / "elsewhere")
+    found = sweep.tried("parabola", "smoke", storage)
     assert sorted(record.config.hyper["lr"] for record in found) == list(tiny.RATES)
-    choice = tuning.choose(tiny.recipe(), "Descent", "smoke", found, {"missing": False})
-    assert choice.hyper == {"lr": 1.0, "crash_at": None} and choice.origin["hyper"] == rows[0]["hyper"]
-    origin = {key: choice.origin[key] for key in ("metric", "value", "epochs", "points", "seeds")}
+    hyper, origin = tuning.choose(tiny.recipe(), "Descent", "smoke", found, {"missing": False})
+    assert hyper == {"lr": 1.0, "crash_at": None} and origin["hyper"] == rows[0]["hyper"]
+    del origin["recipe"], origin["hyper"], origin["commands"]
     assert origin == {"metric": "valid_loss", "value": rows[0]["value"], "epochs": 3, "points": 6, "seeds": 2}
     with pytest.raises(UserError, match="run `apo sweep parabola --scale smoke --method Other` first"):
         tuning.choose(tiny.recipe(), "Other", "smoke", found, {})
@@ -197,13 +191,13 @@ def test_a_study_from_before_can_be_read_once_the_same_sweep_has_been_run_again(
     database = open_database(storage)
     with database.engine.begin() as connection:
         connection.exec_driver_sql("DELETE FROM study_user_attributes")
-    assert sweep.tried(tiny.recipe(), "smoke", storage) == []
+    assert sweep.tried("parabola", "smoke", storage) == []
     run(tmp_path, storage=storage)
-    assert len(sweep.tried(tiny.recipe(), "smoke", storage)) == 6
+    assert len(sweep.tried("parabola", "smoke", storage)) == 6
 
 
 def test_asking_a_database_that_never_was_creates_nothing(tmp_path):
-    assert sweep.tried(tiny.recipe(), "smoke", f"sqlite:///{tmp_path}/sweeps.db") == []
+    assert sweep.tried("parabola", "smoke", f"sqlite:///{tmp_path}/sweeps.db") == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -220,7 +214,6 @@ def test_values_that_are_no_numbers_can_be_searched(tmp_path, registries):
         ({"labels": ["Fixed"]}, "Fixed has no grid in parabola: choose one of Descent, Other."),
         ({"recipe": tiny.recipe(entries=())}, "has no grids to sweep: use `apo run parabola`"),
         ({"recipe": tiny.recipe(scales={})}, "has no scale 'smoke'"),
-        ({"jobs": 0}, "jobs was 0: it must be at least 1."),
         ({"storage": "studies.db"}, "must be a URL such as"),
         ({"storage": "oracel://me@host/name"}, "is not a valid URL"),
         ({"storage": "postgresql://me:secret@127.0.0.1:1/name"}, r"me:\*\*\*@127.0.0.1:1/name cannot be opened"),
@@ -236,9 +229,3 @@ def test_a_file_that_is_no_database_gets_one_sentence(tmp_path):
     (tmp_path / "notes.txt").write_text("milk, bread, " * 100)
     with pytest.raises(UserError, match="file is not a database"):
         run(tmp_path, storage=f"sqlite:///{tmp_path}/notes.txt")
-
-
-def test_without_optuna_the_user_is_told_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(UserError, match=r"pip install 'apo-optim\[experiments\]'"):
-        run(tmp_path)

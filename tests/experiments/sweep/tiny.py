@@ -7,9 +7,7 @@ makes runs slower (``TINY_PAUSE``, seconds a step) and notes in a file (``TINY_L
 from __future__ import annotations
 
 import os
-import sys
 import time
-import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +18,6 @@ from apo_experiments.errors import UserError
 from apo_experiments.method import Method, Stepper
 from apo_experiments.problem import Batches, Budget, Problem
 from apo_experiments.recipe import Entry, Recipe, Scale, Setting
-from apo_experiments.runs import RunConfig
 
 RATES = (0.125, 0.25, 0.5, 1.0, 1.5, 3.0)
 STEPS_PER_EPOCH = 4
@@ -129,39 +126,3 @@ def recipe(**changes: Any) -> Recipe:
 
 
 RECIPES = {"parabola": recipe()}
-
-
-def plan(
-    recipe: Recipe,
-    scale: str,
-    labels: Any = None,
-    seeds: int | None = None,
-    overrides: Mapping[str, Any] | None = None,
-) -> list[RunConfig]:
-    """Do what the real one does, without its checks."""
-    configs = []
-    changes = dict(overrides or {})
-    epochs = int(changes.pop("epochs", recipe.scales[scale].epochs))
-    for entry in recipe.entries:
-        if labels is None or entry.label in labels:
-            options = {key: changes.get(key, value) for key, value in recipe.defaults.items()}
-            hyper = {**METHODS[entry.method].defaults, **entry.hyper}
-            hyper |= {key: value for key, value in changes.items() if key not in options}
-            for seed in range(seeds or recipe.scales[scale].seeds):
-                configs.append(
-                    RunConfig(recipe.name, entry.label, entry.method, scale, seed, epochs, dict(hyper), dict(options))
-                )
-    return configs
-
-
-def stand_ins() -> dict[str, types.ModuleType]:
-    """Return modules to take the place of the real registries."""
-    recipes, methods = types.ModuleType("apo_experiments.recipes"), types.ModuleType("apo_experiments.methods")
-    vars(recipes).update(RECIPES=dict(RECIPES), FAMILIES={"no-tuning": ()}, plan=plan)
-    vars(methods).update(METHODS=dict(METHODS))
-    return {module.__name__: module for module in (recipes, methods)}
-
-
-def install() -> None:
-    """Register everything here for the rest of the process."""
-    sys.modules.update(stand_ins())

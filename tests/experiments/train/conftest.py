@@ -1,18 +1,18 @@
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
+from tests.experiments.stand_ins import installed
 from tests.experiments.train import tiny
+
+from apo_experiments.methods import METHODS
+from apo_experiments.recipes import RECIPES
 
 
 @pytest.fixture(autouse=True)
-def registries(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def registries() -> Iterator[SimpleNamespace]:
     """Put the tiny recipe and methods in place of the real ones; tests may add their own."""
-    modules = tiny.stand_ins()
-    for name, module in modules.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    return SimpleNamespace(
-        recipes=modules["apo_experiments.recipes"].RECIPES, methods=modules["apo_experiments.methods"].METHODS
-    )
+    with installed(tiny.RECIPES, tiny.METHODS):
+        yield SimpleNamespace(recipes=RECIPES, methods=METHODS)

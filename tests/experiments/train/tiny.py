@@ -6,8 +6,6 @@ statistics, fills gradients and draws random numbers.
 
 from __future__ import annotations
 
-import sys
-import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -164,15 +162,3 @@ def config(method: str = "sgdm", **changes: Any) -> RunConfig:
         "options": {"evaluate": True},
     }
     return RunConfig(**(fields | changes))
-
-
-def stand_ins() -> dict[str, types.ModuleType]:
-    """Return modules to take the place of the real registries, which the loop looks up by name."""
-    recipes, methods = types.ModuleType("apo_experiments.recipes"), types.ModuleType("apo_experiments.methods")
-    vars(recipes)["RECIPES"], vars(methods)["METHODS"] = dict(RECIPES), dict(METHODS)
-    return {module.__name__: module for module in (recipes, methods)}
-
-
-def install() -> None:
-    """Register everything here for the rest of the process."""
-    sys.modules.update(stand_ins())

@@ -13,6 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+from tests.experiments.stand_ins import install
 from tests.experiments.train import tiny
 
 from apo_experiments.checkpoints import Checkpoint
@@ -29,7 +30,7 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.0)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    tiny.install()
+    install(tiny.RECIPES, tiny.METHODS)
 
     taken = 0
     step = Training.advance
