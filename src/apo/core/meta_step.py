@@ -22,10 +22,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from apo.core.agreement import Agreement, cosine
 from apo.core.batches import FSDBatches
 from apo.core.look_ahead import LookAheads
-from apo.core.loss_scale import LossScale
+from apo.core.mismatch import Agreement, LossScale, cosine
 from apo.core.objective import ProximalObjective, Terms, unit_of_loss
 from apo.core.records import MetaStep
 from apo.core.several_losses import are_terms, is_same_sum, sizes_of

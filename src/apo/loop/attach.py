@@ -22,11 +22,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from apo.core.mismatch import Idle, fills_gradients
 from apo.distributed import leaves_gradients
 from apo.errors import ReplayError
 from apo.loop.checks import warn_of_maximising
 from apo.loop.hooks import (
-    fills_gradients,
     is_inner_step,
     refuse_compiled_step,
     run_first,
@@ -34,7 +34,6 @@ from apo.loop.hooks import (
     unscale_fused,
     with_closure,
 )
-from apo.loop.idle import Idle
 from apo.loop.outputs import Outputs
 from apo.loop.tuner import Tuner
 from apo.passes.isolation import every_module, place_of

@@ -16,22 +16,20 @@ import inspect
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from apo.torch_internals import optimizer_hook_runner, step_post_hooks, step_pre_hooks, will_reach
+from apo.torch_internals import optimizer_hook_runner, step_post_hooks, step_pre_hooks
 
 __all__ = [
     "REPLAYING",
     "Hooks",
-    "fills_gradients",
     "hooks_of_others_around",
     "is_inner_step",
     "own_hooks",
@@ -331,11 +329,3 @@ def _hooks_of_others_around(
     if has_stepped():
         for hook in others_after.values():
             hook(optimizer, (), {})
-
-
-def fills_gradients(parameters: Iterable[Tensor]) -> bool:
-    """Return whether the backward pass now running fills the ``.grad`` of a parameter; ``autograd.grad`` does not."""
-    try:
-        return any(will_reach(get_gradient_edge(p).node) for p in parameters if p.requires_grad)
-    except RuntimeError:
-        return False

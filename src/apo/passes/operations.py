@@ -11,6 +11,7 @@ again, and saved. A :class:`Slot` is an argument of the criterion that is made i
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 from collections import OrderedDict, UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +25,18 @@ from torch.overrides import get_overridable_functions, resolve_name
 from apo.errors import ReplayError
 from apo.torch_internals import version_of
 
-__all__ = ["EASY_WAY", "Operation", "Output", "Slot", "as_plain", "from_plain", "leaves", "odd_type", "tree_map"]
+__all__ = [
+    "EASY_WAY",
+    "Operation",
+    "Output",
+    "Slot",
+    "as_plain",
+    "from_plain",
+    "leaves",
+    "odd_type",
+    "tree_map",
+    "with_paths",
+]
 
 #: What to do about something between network and criterion that cannot be run again.
 EASY_WAY = "move what is between network and criterion into the criterion, criterion = apo.criterion(your_function)"
@@ -76,6 +88,30 @@ def leaves(tree: Any, kinds: type | tuple[type, ...] = Tensor) -> list[Any]:
     if isinstance(tree, (dict, Mapping)):
         return [leaf for item in tree.values() for leaf in leaves(item, kinds)]
     return []
+
+
+def with_paths(
+    output: Any, path: tuple[int | str, ...] = (), in_object: bool = False
+) -> Iterator[tuple[tuple[int | str, ...], Tensor]]:
+    """Walk a structure. Objects in objects are not entered: they may refer to one another."""
+    if isinstance(output, Tensor):
+        yield path, output
+    elif isinstance(output, Mapping):
+        for key, value in output.items():
+            yield from with_paths(value, (*path, key), in_object)
+    elif isinstance(output, (tuple, list)):
+        for index, value in enumerate(output):
+            yield from with_paths(value, (*path, index), in_object)
+    elif not in_object:
+        for name, value in _attributes(output).items():
+            yield from with_paths(value, (*path, name), in_object=True)
+
+
+def _attributes(output: Any) -> dict[str, Any]:
+    """Return the attributes of a dataclass or another object that a network returned."""
+    if dataclasses.is_dataclass(output):
+        return {field.name: getattr(output, field.name, None) for field in dataclasses.fields(output)}
+    return {} if isinstance(output, nn.Module) else getattr(output, "__dict__", {})
 
 
 def odd_type(tree: Any) -> type | None:
