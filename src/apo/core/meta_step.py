@@ -22,12 +22,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from apo.core.batches import FSDBatches
+from apo.core.batches import FSDBatches, are_terms, is_same_sum, sizes_of
 from apo.core.look_ahead import LookAheads
 from apo.core.mismatch import Agreement, LossScale, cosine
 from apo.core.objective import ProximalObjective, Terms, unit_of_loss
 from apo.core.records import MetaStep
-from apo.core.several_losses import are_terms, is_same_sum, sizes_of
 from apo.distributed import ALONE, Processes, through_wrapper
 from apo.errors import ApoWarning, NonFiniteError
 from apo.passes.graphs import GraphedNetwork
@@ -287,7 +286,7 @@ class Engine:
     def _other_losses(
         self, recordings: Sequence[Recording], device: torch.device, processes: Processes
     ) -> tuple[list[Recording], list[float], bool, bool]:
-        """Draw B'; see :mod:`apo.core.several_losses`.
+        """Draw B'; see :mod:`apo.core.batches`.
 
         Returns:
             The losses of B' (none if it takes no part), the sizes of the weights of the losses of B, whether these are
