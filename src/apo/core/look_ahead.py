@@ -22,10 +22,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from apo.core.objective import ProximalObjective, Terms, add_weight_decay_gradient_, weight_decay_value
-from apo.distributed import Processes, fold_up
+from apo.distributed import Processes, are_several, fold_up
 from apo.errors import MissingBatchError, NonFiniteError, ReplayError
 from apo.passes.isolation import Surface
 from apo.passes.recording import Recording, tree_map
@@ -37,6 +38,8 @@ __all__ = ["LookAhead", "LookAheads"]
 
 #: The smallest share of the loss term from which a batch's own slope and loss can be recovered.
 _LEAST_SHARE = 0.04
+#: More than any number of processes.
+_PROCESSES = 1_000_003
 
 
 @dataclass(frozen=True)
@@ -137,13 +140,13 @@ class LookAheads:
             advance_(gradient, in_unit, number * self.objective.wsd_weight)
         return LookAhead(Terms(_sum(losses, wsd), _sum(discrepancies, wsd), wsd), gradient, comparison)
 
-    def sampled_gradient(self, seed: int) -> list[Tensor]:
+    def sampled_gradient(self, step: int) -> list[Tensor]:
         """Return the gradient at theta of the loss on the first pass of B, at targets drawn from the outputs.
 
-        Args:
-            seed: Of the targets.
+        Each step and process has a seed of its own, so that resuming needs no state of a random stream.
         """
-        generator = torch.Generator().manual_seed(seed)
+        rank = dist.get_rank() if are_several() else 0
+        generator = torch.Generator().manual_seed(step * _PROCESSES + rank)
         with self.surface.undisturbed(), torch.enable_grad():
             self._restore_modes()
             outputs, _ = self.batches[0].evaluate(self.network, self.criterion)

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from apo.distributed import are_several
 from apo.loop.checkpoints import drop_summary
 from apo.loop.tuner import Tuner
 from apo.passes.isolation import RandomState
@@ -119,9 +120,7 @@ def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
 
 def _place() -> tuple[int, int]:
     """Return the rank of this process and the number of processes."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return 0, 1
-    return dist.get_rank(), dist.get_world_size()
+    return (dist.get_rank(), dist.get_world_size()) if are_several() else (0, 1)
 
 
 def _named_state(tuner: Tuner) -> tuple[NamedTensors, dict[str, Any]]:

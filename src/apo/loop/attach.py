@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from apo.core.mismatch import Idle, fills_gradients
-from apo.distributed import leaves_gradients
+from apo.distributed import are_several, leaves_gradients
 from apo.errors import ReplayError
 from apo.loop.checks import warn_of_maximising
 from apo.loop.hooks import (
@@ -278,7 +278,7 @@ class Attached(Tuner):
         again = observed.weight is not None and not (observed.left_gradients and self._gradients_are_clear())
         observed.weight = observed.weight + weight if again else weight  # type: ignore[operator]
         observed.passes = observed.passes + 1 if again else 1
-        observed.left_gradients = self._is_alone() or leaves_gradients(self.engine.network)
+        observed.left_gradients = not are_several() or leaves_gradients(self.engine.network)
         if earlier and earlier[-1].left_gradients and self._gradients_are_clear():
             # They were of a step that a GradScaler left out.
             self._observed = [other for other in self._observed if other not in earlier]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from apo.distributed import leaves_gradients
+from apo.distributed import are_several, leaves_gradients
 from apo.errors import ApoWarning, ReplayError
 from apo.loop.hooks import hooks_of_others_around, unscale_fused
 from apo.loop.tuner import Tuner
@@ -152,7 +152,7 @@ class APO(Tuner):
             scaler = self.engine.scaler
             (scaled if scaler is None else scaler.scale(scaled)).backward()
         if recording is not None:
-            self._left_gradients = self._is_alone() or leaves_gradients(self.model)
+            self._left_gradients = not are_several() or leaves_gradients(self.model)
             seen = own_prediction(output) if criterion is None else output
             prediction = tree_map(Tensor.detach, seen) if self.fsd_batches.is_same else None
             self._recordings.append(recording.ended(loss.detach(), prediction, weight))

@@ -20,7 +20,6 @@ from contextlib import ExitStack
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -332,10 +331,6 @@ class Tuner:
     def _replayable(self, call: Call) -> Call:
         """Note what running a call again depends on; as B' of another step a batch sees other random numbers."""
         return call.sealed(self.model) if self.is_meta_step() else call
-
-    def _is_alone(self) -> bool:
-        """Return whether this process trains by itself, so that nothing wraps the network or averages gradients."""
-        return not (dist.is_available() and dist.is_initialized())
 
     def _gradients_are_clear(self) -> bool:
         """Return whether accumulation starts again: asked only if an earlier pass of this iteration is known."""

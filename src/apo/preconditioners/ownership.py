@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from apo.distributed import Processes, shard_like, whole
+from apo.distributed import Processes, are_several, shard_like, whole
 from apo.preconditioners.bundled import Groups, LookAhead, Rates, initial_steps
 from apo.preconditioners.plan import Layer
 
@@ -213,4 +213,4 @@ def sharing_group(model: Any, parameters: Sequence[Tensor], distribute: bool | N
     groups = sharded or Processes.of(module, parameters).groups
     if groups:
         return groups[-1]  # if a mesh also replicates, its last dimension is the one that shards
-    return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+    return dist.group.WORLD if are_several() else None
