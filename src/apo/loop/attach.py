@@ -36,7 +36,7 @@ from apo.loop.hooks import (
 )
 from apo.loop.outputs import Outputs
 from apo.loop.tuner import Tuner
-from apo.passes.isolation import every_module, place_of
+from apo.passes.isolation import every_module
 from apo.passes.recording import Autocast, Call, Recording, own_loss, own_prediction, tree_map
 from apo.torch_internals import functorch_transform, step_post_hooks, step_pre_hooks
 
@@ -49,7 +49,6 @@ class _Observed:
 
     recording: Recording
     order: int = 0  # which of the losses of this iteration it was
-    place: tuple | None = None  # where the weights were, on a meta-step
     weight: Tensor | None = None
     passes: int = 0  # how often it was back-propagated
     probed: Tensor | None = None  # the weight in `torch.autograd.grad`
@@ -160,7 +159,7 @@ class Attached(Tuner):
         self._skipped = in_closure is None and self._takes_gradients()
         if self._skipped:
             return None
-        self._find_moved()
+        self._note_place()
         self._begin_step()
         self.engine.note_gradients(self.steps, self._theta)
         return in_closure
@@ -175,7 +174,7 @@ class Attached(Tuner):
                 loss = closure()
             finally:
                 self._in_closure = False
-            self._find_moved()
+            self._note_place()
             self._skipped = self._takes_gradients()
             if self._theta is not None:
                 self.engine.note_gradients(self.steps, self._theta)
@@ -195,15 +194,12 @@ class Attached(Tuner):
             return
         if self._skipped:
             return self._skip()
-        self._finish_step(self._used_recordings)
+        self._finish_step()
 
-    def _find_moved(self) -> None:
-        """Drop losses of weights that have been changed since, as sharpness-aware minimisation does."""
-        place = place_of(self._parameters()) if self.is_meta_step() else None
+    def _note_place(self) -> None:
+        place = self._place()
         for observed in self._observed:
-            if observed.place not in (None, place):
-                observed.recording = replace(observed.recording, loss=None, prediction=None)
-            observed.place = None  # a closure is called again at other weights, on purpose
+            observed.recording = observed.recording.stepped_from(place)
 
     # ------------------------------------------------------------------ the forward and backward passes
 
@@ -251,9 +247,8 @@ class Attached(Tuner):
             # The loop may call model.eval() before the step, and may weight the loss in place.
             modules = every_module(part for part in (self.model, self._criterion) if part is not None)
             modes = tuple((module, module.training) for module in modules)
-            recording = recording.ended(loss.detach().clone(), kept, modes=modes)
-        place = place_of(self._parameters()) if self.is_meta_step() else None
-        observed = _Observed(recording, self._losses, place)
+            recording = recording.ended(loss.detach().clone(), prediction=kept, modes=modes, place=self._place())
+        observed = _Observed(recording, self._losses)
         self._losses += 1
         earlier = [other for other in self._observed if other.weight is not None]
         owner = weakref.ref(self)  # the loss may outlive the tuner, or be kept by it
@@ -284,7 +279,6 @@ class Attached(Tuner):
             self._observed = [other for other in self._observed if other not in earlier]
 
     def _used_recordings(self) -> list[Recording]:
-        """Return the passes that were back-propagated, each with its weight in the total loss."""
         used = self._back_propagated() if self._observed else []
         self._forget()
         if not used or (len(used) == 1 and not self.is_meta_step()):  # the weight of one loss alone is not asked for
@@ -295,10 +289,7 @@ class Attached(Tuner):
         if not self.begun:  # one look at the first meta-step: reading a weight may wait for a device
             warn_of_maximising(self.engine.criterion, weights)
         divisor = self._loss_scale(weights, sum(observed.passes for observed in used))
-        recordings, parameters = [observed.recording for observed in used], self._parameters()
-        if self.is_meta_step():
-            recordings = [recording.settled(parameters) for recording in recordings]
-        return [replace(recording, weight=w / divisor) for recording, w in zip(recordings, weights, strict=True)]
+        return [replace(each.recording, weight=w / divisor) for each, w in zip(used, weights, strict=True)]
 
     def _back_propagated(self) -> list[_Observed]:
         """Return the losses that made the gradients: those of ``backward()``, else those of ``torch.autograd.grad``."""

@@ -34,7 +34,7 @@ from apo.errors import ApoWarning, NonFiniteError, ReplayError
 from apo.loop import checkpoints
 from apo.loop.checks import check_arguments
 from apo.loop.hooks import REPLAYING, Hooks
-from apo.passes.isolation import RandomState
+from apo.passes.isolation import RandomState, place_of
 from apo.passes.recording import Call, Recording, tree_map
 from apo.rules import as_rule
 from apo.rules.base import Rule
@@ -243,20 +243,17 @@ class Tuner:
             assign_(list(theta), list(theta.values()))
             self._measuring.close()
 
-    def _finish_step(self, find_recordings: Callable[[], list[Recording]]) -> None:
-        """Complete a step after the optimizer has stepped: learn phi if it is time, count, publish.
-
-        Args:
-            find_recordings: Returns the forward passes whose gradients the step has used.
-        """
+    def _finish_step(self) -> None:
+        """Complete a step after the optimizer has stepped: learn phi if it is time, count, publish."""
         if self._theta is not None:
             self._measuring.close()
         theta, self._theta = self._theta, None  # from here on the network may run again: nothing is to be undone
         record = None
         REPLAYING.now = True
         try:
-            recordings = find_recordings()
+            recordings = self._used_recordings()
             if theta is not None:
+                recordings = [recording.settled(list(theta)) for recording in recordings]
                 if not recordings and any(p.grad is not None for p in theta):
                     raise ReplayError(self._no_recording)
                 often = self.is_meta_step(self.steps + 1)
@@ -335,6 +332,14 @@ class Tuner:
     def _gradients_are_clear(self) -> bool:
         """Return whether accumulation starts again: asked only if an earlier pass of this iteration is known."""
         return not any(p.grad is not None and bool(whole(p.grad.any())) for p in self._parameters())
+
+    def _place(self) -> tuple | None:
+        """Return where the weights are; None if this iteration ends without a meta-step, which alone asks for it."""
+        return place_of(self._parameters()) if self.is_meta_step() else None
+
+    def _used_recordings(self) -> list[Recording]:
+        """Return the forward passes whose gradients the step has used, each with its weight in the total loss."""
+        raise NotImplementedError
 
     def _forget(self) -> None:
         """Drop what is known of the forward passes of this iteration."""

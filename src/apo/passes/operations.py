@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import get_overridable_functions, resolve_name
 
+from apo.distributed import is_sharded
 from apo.errors import ReplayError
 from apo.torch_internals import version_of
 
@@ -131,6 +132,27 @@ def odd_type(tree: Any) -> type | None:
     else:
         return kind
     return next((odd for item in inside if (odd := odd_type(item)) is not None), None)
+
+
+def depends_on(tensor: Tensor, parameters: Sequence[Tensor]) -> bool:
+    """Return whether a tensor is one of some parameters or was computed from one; True where that cannot be seen."""
+    if tensor.grad_fn is None:
+        return any(tensor is parameter for parameter in parameters)
+    if any(is_sharded(parameter) for parameter in parameters):
+        return True  # the graph leads to weights that were assembled from the shards, not to the parameters
+    sought = {id(parameter) for parameter in parameters}
+    waiting: list[Any] = [tensor.grad_fn]
+    seen = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        # A reentrant checkpoint has no graph of what is inside it.
+        if id(getattr(node, "variable", None)) in sought or node.name() == "CheckpointFunctionBackward":
+            return True
+        waiting.extend(following for following, _ in node.next_functions)
+    return False
 
 
 @dataclass(frozen=True)

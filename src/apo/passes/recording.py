@@ -23,10 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from apo.distributed import is_sharded
 from apo.errors import ReplayError
 from apo.passes.isolation import PassState, every_module
-from apo.passes.operations import EASY_WAY, Slot, as_plain, from_plain, leaves, odd_type, tree_map
+from apo.passes.operations import EASY_WAY, Slot, as_plain, depends_on, from_plain, leaves, odd_type, tree_map
 from apo.torch_internals import own_parameters, version_of
 
 __all__ = [
@@ -97,8 +96,7 @@ class Call:
         """Return a copy that leaves random streams alone that the call has not drawn from."""
         if self.start is None:
             return self
-        start = PassState(self.start.random.trimmed(), self.start.attributes)
-        return Call(self.args, self.kwargs, start, self.versions, self.is_functional)
+        return replace(self, start=PassState(self.start.random.trimmed(), self.start.attributes))
 
     def run(self, model: nn.Module) -> Any:
         """Run the call again, from the state that it started from."""
@@ -132,6 +130,7 @@ class Recording:
         weight: Factor of this loss in what was back-propagated (1/n for n accumulated micro-batches).
         prediction: What the criterion saw in training, detached; kept only if it is needed.
         modes: The modules of network and criterion, and whether each was in training mode.
+        place: Where the weights were, see :func:`apo.passes.isolation.place_of`; None if nobody needs to know.
     """
 
     calls: tuple[Call, ...]
@@ -143,6 +142,7 @@ class Recording:
     weight: float | Tensor = 1.0
     prediction: Any = None
     modes: tuple[tuple[nn.Module, bool], ...] = ()
+    place: tuple | None = None
 
     def evaluate(self, model: nn.Module, criterion: Callable | None) -> tuple[Any, Tensor | None]:
         """Run the network and the criterion again.
@@ -181,10 +181,25 @@ class Recording:
         calls = [Call(call.args, call.kwargs, start) for call in self.calls]
         return replace(self, calls=tuple(calls), weight=weight)
 
-    def ended(self, loss: Tensor, prediction: Any = None, weight: float | Tensor = 1.0, modes: tuple = ()) -> Recording:
-        """Return a copy that knows the loss; random streams that the pass has not drawn from are left out."""
-        calls = [call.ended() for call in self.calls]
-        return replace(self, calls=tuple(calls), loss=loss, prediction=prediction, weight=weight, modes=modes)
+    def ended(self, loss: Tensor, **known: Any) -> Recording:
+        """Return a copy that knows the loss; random streams that the pass has not drawn from are left out.
+
+        Args:
+            loss: Its value, detached.
+            known: What else is known now: prediction, weight, modes or place.
+        """
+        return replace(self, calls=tuple(call.ended() for call in self.calls), loss=loss, **known)
+
+    def stepped_from(self, place: tuple | None) -> Recording:
+        """Return a copy that knows the loss only if the weights are where they were: SAM, say, moves them in between.
+
+        It has no place of its own any more: a closure that follows may move the weights on purpose.
+        """
+        if self.place is None:
+            return self
+        if self.place == place:
+            return replace(self, place=None)
+        return replace(self, place=None, loss=None, prediction=None)
 
     @property
     def draws_from_host(self) -> bool:
@@ -193,7 +208,7 @@ class Recording:
 
     def depends_on(self, parameters: Sequence[Tensor]) -> bool:
         """Return whether an argument of the criterion, slots apart, was computed from one of these parameters."""
-        return any(_depends_on(tensor, parameters) for tensor in leaves((self.loss_args, self.loss_kwargs)))
+        return any(depends_on(tensor, parameters) for tensor in leaves((self.loss_args, self.loss_kwargs)))
 
     def settled(self, parameters: Sequence[Tensor]) -> Recording:
         """Return a copy whose arguments are constants: no pass reaches behind them or leaves a gradient in them.
@@ -215,7 +230,7 @@ class Recording:
         everything = (calls, self.loss_args, self.loss_kwargs)
         operations = [slot.operation for slot in self.slots if slot.operation is not None]
         between = [tensor for operation in operations for tensor in operation.constants()]
-        if any(tensor.grad_fn is not None and _depends_on(tensor, parameters) for tensor in between):
+        if any(tensor.grad_fn is not None and depends_on(tensor, parameters) for tensor in between):
             raise ReplayError(
                 "a tensor that was computed from parameters is used between network and criterion, so it cannot be "
                 f"evaluated at other weights: {EASY_WAY}, or let the network return the result"
@@ -239,7 +254,7 @@ class Recording:
     def _check_arguments(self, parameters: Sequence[Tensor]) -> None:
         for call in self.calls:
             for name, value in _named(call.args, call.kwargs):
-                if any(_depends_on(tensor, parameters) for tensor in leaves(value)):
+                if any(depends_on(tensor, parameters) for tensor in leaves(value)):
                     raise ReplayError(
                         f"argument {name} of the network is a parameter of the optimizer or was computed from one, and "
                         "running the network again does not repeat that: give apo a module that does both in its "
@@ -247,7 +262,7 @@ class Recording:
                     )
         for name, value in _named(self.loss_args or (), self.loss_kwargs):
             computed = (tensor for tensor in leaves(value) if tensor.grad_fn is not None)
-            if any(_depends_on(tensor, parameters) for tensor in computed):
+            if any(depends_on(tensor, parameters) for tensor in computed):
                 raise ReplayError(
                     f"argument {name} of the criterion was computed from the network in a way that cannot be repeated "
                     f"at other weights: {EASY_WAY}, let the network return it as it is, or detach() it"
@@ -378,24 +393,3 @@ def _named(args: tuple, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Give every argument a name for messages: positions are counted from one."""
     yield from ((str(index), value) for index, value in enumerate(args, start=1))
     yield from ((repr(name), value) for name, value in kwargs.items())
-
-
-def _depends_on(tensor: Tensor, parameters: Sequence[Tensor]) -> bool:
-    """Return whether a tensor is one of some parameters or was computed from one; True where that cannot be seen."""
-    if tensor.grad_fn is None:
-        return any(tensor is parameter for parameter in parameters)
-    if any(is_sharded(parameter) for parameter in parameters):
-        return True  # the graph leads to weights that were assembled from the shards, not to the parameters
-    sought = {id(parameter) for parameter in parameters}
-    waiting: list[Any] = [tensor.grad_fn]
-    seen = set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        # A reentrant checkpoint has no graph of what is inside it.
-        if id(getattr(node, "variable", None)) in sought or node.name() == "CheckpointFunctionBackward":
-            return True
-        waiting.extend(following for following, _ in node.next_functions)
-    return False
