@@ -110,12 +110,9 @@ class Outputs:
         def bound(output: Output) -> Output:
             return Output(number[id(output.call)], output.path)
 
-        slots = []
-        for position, origin, shape in sources:
-            first = bound(next(origin.outputs()))
-            operation = origin.mapped(bound, None) if isinstance(origin, Operation) else None
-            slots.append(Slot(position, first.call, () if operation else first.path, shape, operation))
-        return tuple(calls), tuple(slots)
+        return tuple(calls), tuple(
+            Slot(position, origin.mapped(bound, None), shape) for position, origin, shape in sources
+        )
 
     def note(self, function: Callable, args: tuple, kwargs: dict, results: list[tuple[int | None, Tensor]]) -> None:
         """Follow the results of a function if an argument of it is followed."""

@@ -179,6 +179,14 @@ class Output:
         """Yield the outputs of the network that this is made of."""
         yield self
 
+    def constants(self) -> list[Tensor]:
+        """Return no tensors: nothing was computed."""
+        return []
+
+    def is_unchanged(self) -> bool:
+        """Return True: there is no constant that could have changed."""
+        return True
+
     def mapped(self, on_output: Callable[[Output], Output], on_tensor: Any) -> Output:
         """Return a copy with other outputs."""
         return on_output(self)
@@ -217,11 +225,10 @@ class Operation:
         for node in self._inside((Output, Operation)):
             yield from node.outputs()
 
-    def constants(self) -> Iterator[Tensor]:
-        """Yield all tensors that are not computed from outputs of the network."""
-        yield from self._inside(Tensor)
-        for operation in self._inside(Operation):
-            yield from operation.constants()
+    def constants(self) -> list[Tensor]:
+        """Return all tensors that are not computed from outputs of the network."""
+        inside = [tensor for operation in self._inside(Operation) for tensor in operation.constants()]
+        return self._inside(Tensor) + inside
 
     def is_unchanged(self) -> bool:
         """Return whether no constant was changed in place since :meth:`sealed`."""
@@ -249,34 +256,26 @@ class Operation:
 
 @dataclass(frozen=True)
 class Slot:
-    """A place among the criterion's arguments that takes an output of the network.
+    """A place among the criterion's arguments that takes an output of the network, or what was made of it.
 
     Attributes:
         position: Index of the positional argument, or name of the keyword argument.
-        call: Which call of the network the output comes from.
-        path: Keys into the structure of that output.
-        shape: Shape to which the output was reshaped, with the leading size left open; None if it was not reshaped.
-        operation: What else was done to the outputs, in place of the path; None for nothing.
+        origin: What goes there.
+        shape: Shape to which that was reshaped, with the leading size left open; None if it was not reshaped.
     """
 
     position: int | str
-    call: int = 0
-    path: tuple[int | str, ...] = ()
+    origin: Output | Operation = Output(0)
     shape: tuple[int, ...] | None = None
-    operation: Operation | None = None
 
     def take(self, outputs: list[Any]) -> Any:
         """Make this slot's value from the outputs of the calls."""
-        if self.operation is not None:
-            return self.operation.run(outputs)
-        value = _pick(outputs[self.call], self.path)
+        value = self.origin.run(outputs)
         return value if self.shape is None else value.reshape(-1, *self.shape[1:])
 
     def with_constants(self, function: Callable[[Tensor], Tensor]) -> Slot:
         """Return a copy in which other tensors take part in the operation."""
-        if self.operation is None:
-            return self
-        return replace(self, operation=self.operation.mapped(lambda output: output, function))
+        return replace(self, origin=self.origin.mapped(lambda output: output, function))
 
     def for_another_batch(self, position: int | str) -> Slot:
         """Return the slot for a batch of another source, which calls the network once.
@@ -284,15 +283,26 @@ class Slot:
         Raises:
             ReplayError: A tensor takes part that belongs to this batch, for all that can be seen.
         """
-        operation = self.operation
-        if operation is not None and (
-            next(operation.constants(), None) is not None or any(output.call for output in operation.outputs())
-        ):
+        origin = self.origin
+        if isinstance(origin, Operation) and (origin.constants() or any(output.call for output in origin.outputs())):
             raise ReplayError(
                 "fsd_batch must be 'previous' or 'same' where a tensor of the batch, such as a mask, is used between "
                 f"network and criterion, got batches of another source: {EASY_WAY}"
             )
-        return replace(self, position=position, call=0)
+        return replace(self, position=position, origin=origin.mapped(lambda output: Output(0, output.path), None))
+
+    def state_dict(self) -> tuple:
+        """Return plain data, in the form of the first files: call and path of an output stand apart from the rest."""
+        if isinstance(self.origin, Output):
+            return self.position, self.origin.call, self.origin.path, self.shape, None
+        return self.position, next(self.origin.outputs()).call, (), self.shape, as_plain(self.origin)
+
+    @classmethod
+    def from_state_dict(cls, state: Sequence) -> Slot:
+        """Read back what :meth:`state_dict` returned."""
+        position, call, path, shape, *operation = map(from_plain, state)
+        origin = operation[0] if operation and operation[0] is not None else Output(call, tuple(path))
+        return cls(position, origin, shape)
 
 
 def _pick(value: Any, path: Sequence[int | str]) -> Any:

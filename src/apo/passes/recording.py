@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from apo.errors import ReplayError
 from apo.passes.isolation import PassState, every_module
-from apo.passes.operations import EASY_WAY, Slot, as_plain, depends_on, from_plain, leaves, odd_type, tree_map
+from apo.passes.operations import EASY_WAY, Slot, depends_on, leaves, odd_type, tree_map
 from apo.torch_internals import own_parameters, version_of
 
 __all__ = [
@@ -228,14 +228,13 @@ class Recording:
             )
         calls = [(call.args, call.kwargs) for call in self.calls]
         everything = (calls, self.loss_args, self.loss_kwargs)
-        operations = [slot.operation for slot in self.slots if slot.operation is not None]
-        between = [tensor for operation in operations for tensor in operation.constants()]
+        between = [tensor for slot in self.slots for tensor in slot.origin.constants()]
         if any(tensor.grad_fn is not None and depends_on(tensor, parameters) for tensor in between):
             raise ReplayError(
                 "a tensor that was computed from parameters is used between network and criterion, so it cannot be "
                 f"evaluated at other weights: {EASY_WAY}, or let the network return the result"
             )
-        if not all(operation.is_unchanged() for operation in operations):
+        if not all(slot.origin.is_unchanged() for slot in self.slots):
             raise ReplayError(
                 "a tensor that is used between network and criterion was changed in place before optimizer.step(), so "
                 f"it cannot be evaluated again: clone it, or {EASY_WAY}"
@@ -296,7 +295,7 @@ class Recording:
             "calls": [(call.args, call.kwargs) for call in self.calls],
             "loss_args": self.loss_args,
             "loss_kwargs": self.loss_kwargs,
-            "slots": [(s.position, s.call, s.path, s.shape, as_plain(s.operation)) for s in self.slots],
+            "slots": [slot.state_dict() for slot in self.slots],
             "autocast": (self.autocast.device_type, self.autocast.enabled, self.autocast.dtype),
             "weight": self.weight,
         }
@@ -309,7 +308,7 @@ class Recording:
             calls=tuple(Call(tuple(args), kwargs) for args, kwargs in state["calls"]),
             loss_args=None if state["loss_args"] is None else tuple(state["loss_args"]),
             loss_kwargs=state["loss_kwargs"],
-            slots=tuple(Slot(p, call, tuple(path), *map(from_plain, rest)) for p, call, path, *rest in state["slots"]),
+            slots=tuple(map(Slot.from_state_dict, state["slots"])),
             autocast=Autocast(*state["autocast"]),
             weight=state.get("weight", 1.0),
         )
