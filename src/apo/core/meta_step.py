@@ -94,10 +94,9 @@ class Engine:
         """Note the ``DistributedDataParallel`` through which the model is being called now, if there is one."""
         self.network = through_wrapper(self._model, self.network) if are_several() else self._model
 
-    def note_gradients(self, step: int, parameters: Iterable[Tensor] | None) -> None:
-        """Take notice of the gradients with which the optimizer is about to step, unless it is no meta-step (None)."""
-        if parameters is not None:
-            self._agreement.note_gradients(step, parameters)
+    def note_gradients(self, step: int, parameters: Iterable[Tensor]) -> None:
+        """Take notice of the gradients with which the optimizer is about to take a step on which phi is learned."""
+        self._agreement.note_gradients(step, parameters)
 
     def meta_step(
         self,

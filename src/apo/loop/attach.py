@@ -159,9 +159,11 @@ class Attached(Tuner):
         self._skipped = in_closure is None and self._takes_gradients()
         if self._skipped:
             return None
-        self._note_place()
+        if due:
+            self._note_place()
         self._begin_step()
-        self.engine.note_gradients(self.steps, self._theta)
+        if self._theta is not None:
+            self.engine.note_gradients(self.steps, self._theta)
         return in_closure
 
     def _as_if_outside(self, closure: Callable[[], Any]) -> Callable[[], Any]:
@@ -174,9 +176,9 @@ class Attached(Tuner):
                 loss = closure()
             finally:
                 self._in_closure = False
-            self._note_place()
             self._skipped = self._takes_gradients()
             if self._theta is not None:
+                self._note_place()
                 self.engine.note_gradients(self.steps, self._theta)
                 self._measuring.enter_context(self.rule.measuring())
             return loss
@@ -197,6 +199,7 @@ class Attached(Tuner):
         self._finish_step()
 
     def _note_place(self) -> None:
+        """Let passes forget their losses if the weights have moved since."""
         place = self._place()
         for observed in self._observed:
             observed.recording = observed.recording.stepped_from(place)

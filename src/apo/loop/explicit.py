@@ -75,7 +75,8 @@ class APO(Tuner):
                 "tuner.step(), or use apo.attach for a loop that steps the optimizer itself"
             )
         self._has_stepped = not (self.is_meta_step() and unscale_fused(optimizer))
-        self.engine.note_gradients(self.steps, self._theta)
+        if self._theta is not None:
+            self.engine.note_gradients(self.steps, self._theta)
 
     def step(self, inputs: Any = None, target: Any = None) -> Tensor | None:
         """Take one training step: forward, backward, optimizer step and, when it is time, meta-step.
