@@ -28,14 +28,18 @@ from itertools import islice
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from apo.core.objective import unit_of_loss
+from apo.distributed import Processes
 from apo.errors import ApoWarning, MissingBatchError
-from apo.passes.isolation import RandomState
+from apo.passes.isolation import PassState, RandomState
 from apo.passes.recording import Recording, odd_type
 
 __all__ = [
     "BatchStream",
     "FSDBatches",
+    "OtherBatch",
     "PreviousBatch",
     "SameBatch",
     "are_terms",
@@ -274,6 +278,57 @@ def fsd_batches(choice: object, record: Callable[[Any, Recording], Recording]) -
     if isinstance(choice, Iterable) and not isinstance(choice, (str, bytes, Mapping, torch.Tensor)):
         return BatchStream(choice, record)
     raise TypeError(f"fsd_batch must be 'previous', 'same' or an iterable of batches, got {choice!r}")
+
+
+class OtherBatch:
+    """B' of one meta-step: what stands for the losses of B on other data.
+
+    Args:
+        recordings: The losses of B.
+        source: Where B' comes from; None if no term of Q needs it.
+        processes: The processes that train together.
+        device: Where they exchange numbers.
+
+    Attributes:
+        is_comparable: Whether it says the same kind of thing as B.
+        unit: The unit of the loss, see :func:`apo.core.objective.unit_of_loss`.
+    """
+
+    def __init__(
+        self, recordings: Sequence[Recording], source: FSDBatches | None, processes: Processes, device: torch.device
+    ) -> None:
+        sizes = sizes_of(recordings)
+        terms = are_terms(recordings, sizes)
+        self._drawn = [] if source is None or source.is_same else source.draw(recordings, whole=terms)
+        self._sizes = sizes_of(self._drawn) if terms else []
+        self._is_paired = terms and is_same_sum(sizes, self._sizes)
+        if processes.groups and len(recordings) > 1:  # all run the same passes, or they wait for each other forever
+            votes = processes.gather(torch.tensor([terms, not self._is_paired], dtype=torch.float32, device=device))
+            some_terms, some_unpaired = votes.amax(dim=0).tolist()
+            terms, self._is_paired = bool(some_terms), not some_unpaired
+        self.is_comparable = self._is_paired or not terms
+        self._weights = [recording.weight for recording in recordings]
+        self.unit = unit_of_loss(sizes if self._is_paired else self._weights)
+
+    def losses(self, start: PassState, share: float) -> list[Recording]:
+        """Return the losses that make up that of B' together; none if it is B, or takes no part.
+
+        Args:
+            start: The state from which each of its passes starts.
+            share: The share of the loss term on B'.
+        """
+        if self._is_paired:
+            return [recording.starting_from(start, recording.weight) for recording in self._drawn]
+        # B' counts as B does as a whole: once for the mean of micro-batches. The elements of a loss without reduction
+        # have a weight each; their mean fits a batch of any size.
+        means = (
+            [weight.mean() if isinstance(weight, Tensor) else weight for weight in self._weights] if share else [1.0]
+        )
+        return [recording.starting_from(start, sum(means)) for recording in self._drawn[-1:]]
+
+    def fsd_factors(self) -> list[float]:
+        """Return the factor of each loss in the function-space term."""
+        return [size / self.unit for size in self._sizes] if self._is_paired else [1.0]  # type: ignore[misc]
 
 
 def sizes_of(recordings: Sequence[Recording]) -> list[float]:

@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from apo.core.batches import FSDBatches, are_terms, is_same_sum, sizes_of
+from apo.core.batches import FSDBatches, OtherBatch
 from apo.core.look_ahead import LookAhead, LookAheads
 from apo.core.mismatch import Agreement, LossScale, cosine
-from apo.core.objective import ProximalObjective, Terms, unit_of_loss
+from apo.core.objective import ProximalObjective, Terms
 from apo.core.records import MetaStep
 from apo.distributed import ALONE, Processes, are_several, through_wrapper
 from apo.errors import ApoWarning, NonFiniteError
@@ -202,21 +202,11 @@ class Engine:
         everything = [p for group in self.rule.optimizer.param_groups for p in group["params"]]
         draws_from_host = any(recording.draws_from_host for recording in recordings)
         surface = Surface(modules, everything, draws_from_host)
-        weights = [recording.weight for recording in recordings]
-        other, sizes, terms, paired = self._other_losses(recordings, parameters[0].device, processes)
+        source = self.batches if self.objective.needs_other_batch else None
+        other = OtherBatch(recordings, source, processes, parameters[0].device)
         # Nobody has tried to compare batches with weights in float16.
-        comparable = (paired or not terms) and not any(p.dtype == torch.float16 for p in parameters)
+        comparable = other.is_comparable and not any(p.dtype == torch.float16 for p in parameters)
         share = self.objective.share(step, comparable, self.rule.compares)
-        # B' sees the same dropout masks, and the same state in attributes, at theta and at theta'.
-        state = surface.state()
-        if paired:
-            other = [recording.starting_from(state, recording.weight) for recording in other]
-        elif other:
-            # B' counts as B does as a whole: once for the mean of micro-batches. The elements of a loss without
-            # reduction have a weight each; their mean fits a batch of any size.
-            means = [weight.mean() if isinstance(weight, Tensor) else weight for weight in weights]
-            other = [other[-1].starting_from(state, sum(means) if share else 1.0)]
-        unit = unit_of_loss(sizes if paired else weights)
         # Graphs keep the activations of one call, and do not average gradients over processes.
         graphs_serve = all(len(recording.calls) == 1 for recording in recordings) and not processes.groups
         return LookAheads(
@@ -228,34 +218,15 @@ class Engine:
             origin=[theta[p] for p in parameters],
             decay=proposal.coupled_decay,
             batches=list(recordings),
-            other=other,
-            other_fsd=[size / unit for size in sizes_of(other)] if paired else [1.0],  # type: ignore[operator]
+            # B' sees the same dropout masks, and the same state in attributes, at theta and at theta'.
+            other=other.losses(surface.state(), share),
+            other_fsd=other.fsd_factors(),
             share=share,
             scale=float(self.scaler.get_scale()) if self.scaler is not None and self.scaler.is_enabled() else 1.0,
-            unit=unit,
+            unit=other.unit,
             processes=processes,
             compares=self.rule.compares and comparable,
         )
-
-    def _other_losses(
-        self, recordings: Sequence[Recording], device: torch.device, processes: Processes
-    ) -> tuple[list[Recording], list[float], bool, bool]:
-        """Draw B'; see :mod:`apo.core.batches`.
-
-        Returns:
-            The losses of B' (none if it takes no part), the sizes of the weights of the losses of B, whether these are
-            terms of a sum, and whether B' is such a sum of terms, too.
-        """
-        sizes, other = sizes_of(recordings), []
-        terms = are_terms(recordings, sizes)
-        if self.objective.needs_other_batch and not self.batches.is_same:
-            other = self.batches.draw(recordings, whole=terms)
-        paired = terms and is_same_sum(sizes, sizes_of(other))
-        if processes.groups and len(recordings) > 1:  # all run the same passes, or they wait for each other forever
-            votes = processes.gather(torch.tensor([terms, not paired], dtype=torch.float32, device=device))
-            some_terms, some_unpaired = votes.amax(dim=0).tolist()
-            terms, paired = bool(some_terms), not some_unpaired
-        return other, sizes, terms, paired
 
     def _figures(
         self,
