@@ -130,10 +130,7 @@ class Eigenbasis(Preconditioner):
     The rows of the table in :mod:`apo.preconditioners.plan` say which matrix a module's gradient is. Embeddings,
     normalisation layers and single numbers have no basis: there V is a second moment per weight.
 
-    ``apo.Preconditioned(Eigenbasis(model))`` has its own defaults, and needs neither a rate nor a schedule: a warm
-    start, a meta-step at each of the first 50 steps, a step to the turning point of Q for all r together, Adam at 0.1
-    for the logarithms of r and :math:`\delta`, weights of 0.3 and 0.1 for the function-space and the weight-space term,
-    0.3 of the loss term on the other batch, and an end that fades if ``total_steps`` is given.
+    :class:`apo.Preconditioned` has defaults for it, with which it needs neither a rate nor a schedule.
 
     Args:
         model: The network, or a parameter or list of parameters that belong to no module.
