@@ -24,18 +24,9 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 __all__ = [
-    "ALONE",
-    "Averaged",
-    "Processes",
-    "are_several",
-    "fold_up",
-    "is_sharded",
-    "leaves_gradients",
-    "shard_like",
-    "summed_over_shards",
-    "through_wrapper",
-    "whole",
-]
+    "ALONE", "Averaged", "Processes", "are_several", "fold_up", "is_sharded", "leaves_gradients", "shard_like",
+    "summed_over_shards", "through_wrapper", "whole",
+]  # fmt: skip
 
 _PLAIN = (Tensor, nn.Parameter)
 

@@ -37,16 +37,9 @@ from apo.passes.isolation import PassState, RandomState
 from apo.passes.recording import Recording, odd_type
 
 __all__ = [
-    "BatchStream",
-    "FSDBatches",
-    "OtherBatch",
-    "PreviousBatch",
-    "SameBatch",
-    "are_terms",
-    "fsd_batches",
-    "is_same_sum",
-    "sizes_of",
-]
+    "BatchStream", "FSDBatches", "OtherBatch", "PreviousBatch", "SameBatch", "are_terms", "fsd_batches",
+    "is_same_sum", "sizes_of",
+]  # fmt: skip
 
 _END = object()
 #: Largest ratio of the totals of two sums that count as the same: weights may be annealed or drawn at random.

@@ -63,41 +63,23 @@ class _Part:
 
 @dataclass
 class LookAheads:
-    """Evaluates look-aheads from one theta.
+    """Evaluates look-aheads from one theta."""
 
-    Attributes:
-        network: What runs in the passes: the network itself, or its CUDA graphs.
-        criterion: The loss function, or None if the network returns its loss.
-        objective: The meta-objective.
-        surface: What the passes may touch.
-        parameters: What moves; theta is in them.
-        origin: A copy of theta.
-        decay: Coupled weight decay of each parameter.
-        batches: B.
-        other: The losses of B', which make up its loss together; none if it is B, or if no term needs it.
-        other_fsd: The factor of each of them in the function-space term.
-        share: The share of the loss term on B'.
-        scale: The factor of a GradScaler.
-        unit: The unit of the loss, see :func:`apo.core.objective.unit_of_loss`.
-        processes: The processes that train the network together.
-        compares: Whether to say what B and B' contribute each.
-    """
-
-    network: nn.Module
-    criterion: Callable | None
+    network: nn.Module  # what runs in the passes: the network itself, or its CUDA graphs
+    criterion: Callable | None  # None if the network returns its loss
     objective: ProximalObjective
-    surface: Surface
-    parameters: list[Tensor]
-    origin: list[Tensor]
-    decay: list[float]
-    batches: list[Recording]
-    other: list[Recording]
-    other_fsd: list[float]
-    share: float
-    scale: float
-    unit: float | Tensor
+    surface: Surface  # what the passes may touch
+    parameters: list[Tensor]  # what moves; theta is in them
+    origin: list[Tensor]  # a copy of theta
+    decay: list[float]  # coupled weight decay of each parameter
+    batches: list[Recording]  # B
+    other: list[Recording]  # the losses that make up that of B' together; none if it is B, or if no term needs it
+    other_fsd: list[float]  # the factor of each of them in the function-space term
+    share: float  # of the loss term on B'
+    scale: float  # the factor of a GradScaler
+    unit: float | Tensor  # of the loss, see `apo.core.objective.unit_of_loss`
     processes: Processes
-    compares: bool = False
+    compares: bool = False  # whether to say what B and B' contribute each
     _at_theta: tuple[list, Any] | None = field(default=None, init=False)  # predictions and loss on B', once evaluated
 
     def look(self, displacement: Sequence[Tensor]) -> LookAhead:

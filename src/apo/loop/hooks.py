@@ -28,17 +28,9 @@ from torch.utils.hooks import RemovableHandle
 from apo.torch_internals import optimizer_hook_runner, step_post_hooks, step_pre_hooks
 
 __all__ = [
-    "REPLAYING",
-    "Hooks",
-    "hooks_of_others_around",
-    "is_inner_step",
-    "own_hooks",
-    "refuse_compiled_step",
-    "run_first",
-    "run_last",
-    "unscale_fused",
-    "with_closure",
-]
+    "REPLAYING", "Hooks", "hooks_of_others_around", "is_inner_step", "own_hooks", "refuse_compiled_step",
+    "run_first", "run_last", "unscale_fused", "with_closure",
+]  # fmt: skip
 
 
 class _Replaying(threading.local):

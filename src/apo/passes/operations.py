@@ -27,17 +27,9 @@ from apo.errors import ReplayError
 from apo.torch_internals import version_of
 
 __all__ = [
-    "EASY_WAY",
-    "Operation",
-    "Output",
-    "Slot",
-    "as_plain",
-    "from_plain",
-    "leaves",
-    "odd_type",
-    "tree_map",
+    "EASY_WAY", "Operation", "Output", "Slot", "as_plain", "from_plain", "leaves", "odd_type", "tree_map",
     "with_paths",
-]
+]  # fmt: skip
 
 #: What to do about something between network and criterion that cannot be run again.
 EASY_WAY = "move what is between network and criterion into the criterion, criterion = apo.criterion(your_function)"
@@ -157,19 +149,12 @@ def depends_on(tensor: Tensor, parameters: Sequence[Tensor]) -> bool:
 
 @dataclass(frozen=True)
 class Output:
-    """A tensor that a call of the network returned.
+    """A tensor that a call of the network returned."""
 
-    Attributes:
-        call: The call; its index, in a recording.
-        path: Keys into the structure of what it returned.
-        order: Which of the calls of this iteration it was.
-        whole: The type of what the call returned, and how many tensors there are in it.
-    """
-
-    call: Any
-    path: tuple[int | str, ...] = ()
-    order: int = 0
-    whole: tuple[type, int] = (Tensor, 1)
+    call: Any  # its index, in a recording
+    path: tuple[int | str, ...] = ()  # keys into the structure of what it returned
+    order: int = 0  # which of the calls of this iteration it was
+    whole: tuple[type, int] = (Tensor, 1)  # the type of what the call returned, and how many tensors there are in it
 
     def run(self, outputs: Sequence[Any]) -> Any:
         """Take the tensor out of what the calls returned."""
@@ -194,21 +179,13 @@ class Output:
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """A call of one of torch's functions.
-
-    Attributes:
-        function: The function.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        item: Which of several results it is; None if there is one.
-        versions: The version counters of its constants, to notice those that were changed in place since.
-    """
+    """A call of one of torch's functions."""
 
     function: Callable[..., Any]
     args: tuple
     kwargs: dict[str, Any]
-    item: int | None = None
-    versions: tuple[int, ...] = ()
+    item: int | None = None  # which of several results it is; None if there is one
+    versions: tuple[int, ...] = ()  # version counters of its constants, to notice those that were changed in place
 
     def sealed(self) -> Operation:
         """Return a copy that knows the version counters of its constants."""
@@ -256,17 +233,11 @@ class Operation:
 
 @dataclass(frozen=True)
 class Slot:
-    """A place among the criterion's arguments that takes an output of the network, or what was made of it.
+    """A place among the criterion's arguments that takes an output of the network, or what was made of it."""
 
-    Attributes:
-        position: Index of the positional argument, or name of the keyword argument.
-        origin: What goes there.
-        shape: Shape to which that was reshaped, with the leading size left open; None if it was not reshaped.
-    """
-
-    position: int | str
-    origin: Output | Operation = Output(0)
-    shape: tuple[int, ...] | None = None
+    position: int | str  # index of the positional argument, or name of the keyword argument
+    origin: Output | Operation = Output(0)  # what goes there
+    shape: tuple[int, ...] | None = None  # to which that was reshaped, with the leading size left open
 
     def take(self, outputs: list[Any]) -> Any:
         """Make this slot's value from the outputs of the calls."""

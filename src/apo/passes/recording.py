@@ -29,17 +29,9 @@ from apo.passes.operations import EASY_WAY, Slot, depends_on, leaves, odd_type, 
 from apo.torch_internals import own_parameters, version_of
 
 __all__ = [
-    "Autocast",
-    "Call",
-    "Recording",
-    "Slot",
-    "as_arguments",
-    "as_call",
-    "odd_type",
-    "own_loss",
-    "own_prediction",
+    "Autocast", "Call", "Recording", "Slot", "as_arguments", "as_call", "odd_type", "own_loss", "own_prediction",
     "tree_map",
-]
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -75,17 +67,13 @@ class Autocast:
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of one call of the network, with the state that it started from (None: the current one).
-
-    ``versions`` are the version counters of its tensors, to notice a batch that was changed in place; ``is_functional``
-    says that the network ran with tensors in the place of its parameters.
-    """
+    """The arguments of one call of the network, with the state that it started from."""
 
     args: tuple
     kwargs: dict[str, Any]
-    start: PassState | None = None
-    versions: tuple[int, ...] = ()
-    is_functional: bool = False
+    start: PassState | None = None  # None: the current one
+    versions: tuple[int, ...] = ()  # version counters of its tensors, to notice a batch that was changed in place
+    is_functional: bool = False  # whether the network ran with tensors in the place of its parameters
 
     def sealed(self, model: nn.Module) -> Call:
         """Note what a call of the network starts from now, and the version counters of all tensors."""
@@ -118,31 +106,18 @@ class Call:
 
 @dataclass(frozen=True)
 class Recording:
-    """One forward pass of the network and its loss, ready to be run again.
-
-    Attributes:
-        calls: The calls of the network.
-        loss_args: Positional arguments of the criterion; slots are filled in. None if the network returns its loss.
-        loss_kwargs: Keyword arguments of the criterion.
-        slots: Where the outputs go.
-        autocast: Precision of the forward pass.
-        loss: Value of the loss in training, detached; None if it is not known at the weights of the step.
-        weight: Factor of this loss in what was back-propagated (1/n for n accumulated micro-batches).
-        prediction: What the criterion saw in training, detached; kept only if it is needed.
-        modes: The modules of network and criterion, and whether each was in training mode.
-        place: Where the weights were, see :func:`apo.passes.isolation.place_of`; None if nobody needs to know.
-    """
+    """One forward pass of the network and its loss, ready to be run again."""
 
     calls: tuple[Call, ...]
-    loss_args: tuple | None
+    loss_args: tuple | None  # of the criterion, slots are filled in; None if the network returns its loss
     loss_kwargs: dict[str, Any]
-    slots: tuple[Slot, ...]
+    slots: tuple[Slot, ...]  # where the outputs go
     autocast: Autocast
-    loss: Tensor | None = None
-    weight: float | Tensor = 1.0
-    prediction: Any = None
-    modes: tuple[tuple[nn.Module, bool], ...] = ()
-    place: tuple | None = None
+    loss: Tensor | None = None  # in training, detached; None if it is not known at the weights of the step
+    weight: float | Tensor = 1.0  # of this loss in what was back-propagated: 1/n for n micro-batches
+    prediction: Any = None  # what the criterion saw in training, detached; kept only if it is needed
+    modes: tuple[tuple[nn.Module, bool], ...] = ()  # whether each module was in training mode
+    place: tuple | None = None  # where the weights were, see `place_of`; None if nobody needs to know
 
     def evaluate(self, model: nn.Module, criterion: Callable | None) -> tuple[Any, Tensor | None]:
         """Run the network and the criterion again.

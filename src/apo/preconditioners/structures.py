@@ -94,18 +94,10 @@ class Kronecker(Preconditioner):
     ) -> None:
         self._choices = Choices(conv, max_dim, matmul)
         super().__init__(
-            model,
-            lr,
-            params=params,
-            scale=scale,
-            momentum=momentum,
-            clip=clip,
-            weight_decay=weight_decay,
-            decoupled_weight_decay=decoupled_weight_decay,
-            warmup=warmup,
-            warmup_steps=warmup_steps,
+            model, lr, params=params, scale=scale, momentum=momentum, clip=clip, weight_decay=weight_decay,
+            decoupled_weight_decay=decoupled_weight_decay, warmup=warmup, warmup_steps=warmup_steps,
             distribute=distribute,
-        )
+        )  # fmt: skip
 
     def plan(self, model: Model, params: list[Tensor]) -> list[Layer]:
         """Plan each parameter by the kind of module that owns it."""
@@ -203,18 +195,10 @@ class Eigenbasis(Preconditioner):
         self._choices = Choices(conv, max_dim, matmul, memory, self.wants_sampled_gradients)
         self.refresh_interval = whole_number("refresh_interval", refresh_interval)
         super().__init__(
-            model,
-            lr,
-            params=params,
-            scale=scale,
-            momentum=momentum,
-            clip=clip,
-            weight_decay=weight_decay,
-            decoupled_weight_decay=decoupled_weight_decay,
-            warmup=warmup,
-            warmup_steps=warmup_steps,
+            model, lr, params=params, scale=scale, momentum=momentum, clip=clip, weight_decay=weight_decay,
+            decoupled_weight_decay=decoupled_weight_decay, warmup=warmup, warmup_steps=warmup_steps,
             distribute=distribute,
-        )
+        )  # fmt: skip
 
     def plan(self, model: Model, params: list[Tensor]) -> list[Layer]:
         """Plan each parameter by the kind of module that owns it."""
@@ -311,17 +295,9 @@ class Full(Preconditioner):
     ) -> None:
         self._choices = Choices(max_dim=max_dim)
         super().__init__(
-            model,
-            lr,
-            params=params,
-            scale=scale,
-            momentum=momentum,
-            clip=clip,
-            weight_decay=weight_decay,
-            decoupled_weight_decay=decoupled_weight_decay,
-            warmup=warmup,
-            warmup_steps=warmup_steps,
-        )
+            model, lr, params=params, scale=scale, momentum=momentum, clip=clip, weight_decay=weight_decay,
+            decoupled_weight_decay=decoupled_weight_decay, warmup=warmup, warmup_steps=warmup_steps,
+        )  # fmt: skip
 
     def plan(self, model: Model, params: list[Tensor]) -> list[Layer]:
         """Plan all parameters together."""
