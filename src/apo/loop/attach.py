@@ -31,6 +31,7 @@ from apo.loop.hooks import (
     refuse_compiled_step,
     run_first,
     run_last,
+    takes_gradients_away,
     unscale_fused,
     with_closure,
 )
@@ -156,7 +157,7 @@ class Attached(Tuner):
         if self._left_out:
             return None
         in_closure = with_closure(args, kwargs, self._as_if_outside) if due or self._skips else None
-        self._skipped = in_closure is None and self._takes_gradients()
+        self._skipped = self._skips and in_closure is None and takes_gradients_away(self._parameters())
         if self._skipped:
             return None
         if due:
@@ -176,7 +177,7 @@ class Attached(Tuner):
                 loss = closure()
             finally:
                 self._in_closure = False
-            self._skipped = self._takes_gradients()
+            self._skipped = self._skips and takes_gradients_away(self._parameters())
             if self._theta is not None:
                 self._note_place()
                 self.engine.note_gradients(self.steps, self._theta)
@@ -210,7 +211,8 @@ class Attached(Tuner):
         self._abandon()
         if _is_training() and self._wants_recording():
             self.engine.find_wrapper()
-            self._pending = self._replayable(Call(args, kwargs))
+            call = Call(args, kwargs)
+            self._pending = call.sealed(self.model) if self.is_meta_step() else call
 
     def _after_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
         if _is_training():

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from apo.distributed import are_several, leaves_gradients
 from apo.errors import ApoWarning, ReplayError
-from apo.loop.hooks import hooks_of_others_around, unscale_fused
+from apo.loop.hooks import hooks_of_others_around, takes_gradients_away, unscale_fused
 from apo.loop.tuner import Tuner
 from apo.passes.recording import Autocast, Recording, Slot, as_arguments, as_call, own_loss, own_prediction, tree_map
 from apo.rules.base import Rule
@@ -96,7 +96,7 @@ class APO(Tuner):
             self._forget()
             loss = self.backward(inputs, target)
         scaler = self.engine.scaler
-        if scaler is None and self._takes_gradients():  # a scaler does so by itself
+        if scaler is None and self._skips and takes_gradients_away(self._parameters()):  # a scaler does so by itself
             self._skip()
             return loss
         self._stepping, self._has_stepped = True, False
@@ -195,7 +195,9 @@ class APO(Tuner):
 
     def _new_recording(self, inputs: Any, target: Any) -> Recording:
         """Describe a training pass: the network on ``inputs``, the criterion on its output and ``target``."""
-        call = self._replayable(as_call(inputs))
+        call = as_call(inputs)
+        if self.is_meta_step():
+            call = call.sealed(self.model)
         autocast = Autocast.capture(self.device.type)
         if self.engine.criterion is None:
             return Recording((call,), None, {}, (), autocast)

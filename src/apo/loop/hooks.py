@@ -16,20 +16,21 @@ import inspect
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from apo.torch_internals import optimizer_hook_runner, step_post_hooks, step_pre_hooks
+from apo.vectors import norm
 
 __all__ = [
     "REPLAYING", "Hooks", "hooks_of_others_around", "is_inner_step", "own_hooks", "refuse_compiled_step",
-    "run_first", "run_last", "unscale_fused", "with_closure",
+    "run_first", "run_last", "takes_gradients_away", "unscale_fused", "with_closure",
 ]  # fmt: skip
 
 
@@ -275,6 +276,20 @@ def unscale_fused(optimizer: Optimizer) -> bool:
             gradient.div_(scale.to(gradient.device))
     optimizer.grad_scale = None  # type: ignore[attr-defined]
     return False
+
+
+def takes_gradients_away(parameters: Iterable[Tensor]) -> bool:
+    """Take all gradients away if one of them is not finite, and return whether: the coming step then moves nothing.
+
+    An optimizer cannot be stopped from within its step, but it leaves parameters without a gradient alone, and its
+    state with them. To look at the gradients waits for the device.
+    """
+    moving = [p for p in parameters if p.grad is not None]
+    if bool(torch.isfinite(norm([p.grad for p in moving]))):  # type: ignore[misc]
+        return False
+    for parameter in moving:
+        parameter.grad = None
+    return True
 
 
 def hooks_of_others_around(

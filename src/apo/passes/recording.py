@@ -76,7 +76,10 @@ class Call:
     is_functional: bool = False  # whether the network ran with tensors in the place of its parameters
 
     def sealed(self, model: nn.Module) -> Call:
-        """Note what a call of the network starts from now, and the version counters of all tensors."""
+        """Note what the call starts from now, and the version counters of all tensors, as a meta-step needs it.
+
+        As B' of another step a batch sees other random numbers.
+        """
         modules = every_module([model])
         return Call(self.args, self.kwargs, PassState.capture(modules), self._versions(), _is_functional(modules))
 
