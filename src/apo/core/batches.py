@@ -87,10 +87,6 @@ class PreviousBatch(FSDBatches):
     Where a step's losses differ in kind, all of them are kept: from the second meta-step on, because only the first one
     shows that they do. A checkpoint holds the batch if it is plain data, such as tensors, numbers and strings in
     tuples, lists and dicts.
-
-    Example:
-        >>> PreviousBatch().keeps_previous
-        True
     """
 
     keeps_previous = True
@@ -137,12 +133,7 @@ class PreviousBatch(FSDBatches):
 
 
 class SameBatch(FSDBatches):
-    """B' is B (an ablation of appendix D, and the cheapest choice).
-
-    Example:
-        >>> SameBatch().is_same
-        True
-    """
+    """B' is B (an ablation of appendix D, and the cheapest choice)."""
 
     is_same = True
 
@@ -336,12 +327,7 @@ def sizes_of(recordings: Sequence[Recording]) -> list[float]:
 
 
 def are_terms(recordings: Sequence[Recording], sizes: Sequence[float]) -> bool:
-    """Return whether a step has several losses that are not micro-batches whose mean is taken.
-
-    Args:
-        recordings: The losses.
-        sizes: Of their weights.
-    """
+    """Return whether losses with weights of these sizes are several, and no micro-batches whose mean is taken."""
     count = len(recordings)
     if count < 2:
         return False

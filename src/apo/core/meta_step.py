@@ -51,14 +51,7 @@ _DRIFT = 1e-5
 class Engine:
     """Evaluates look-aheads of a rule and moves its meta-parameters.
 
-    Args:
-        model: The network.
-        criterion: The loss function, or None if the network returns its loss.
-        rule: What is learned.
-        objective: The meta-objective.
-        batches: Where the batch of the function-space term comes from.
-        scaler: The ``GradScaler`` of a float16 run, so that look-ahead gradients are scaled as well.
-        cuda_graph: Whether the network's passes are captured as CUDA graphs and replayed.
+    The criterion is None if the network returns its loss. A ``GradScaler`` scales look-ahead gradients as well.
 
     Attributes:
         network: What the look-ahead calls: the model, or the model through the wrapper that averages its gradients.

@@ -130,10 +130,7 @@ class LossScale:
     prices, that of the term and that of the loss's own curvature. The first is about a third of the second if the
     divergence belongs to the loss, and up to ten times it if another one was chosen. Where the loss is linear in the
     outputs, as far from its minimum, it has no curvature, so the first look-aheads do not count, nor do those that
-    promise good progress.
-
-    Args:
-        objective: The meta-objective. One whose discrepancy belongs to the loss has the right scale.
+    promise good progress. An objective whose discrepancy belongs to the loss has the right scale.
 
     Example:
         >>> from apo import CategoricalKL
@@ -199,10 +196,6 @@ class Idle:
     them without a step are no slip yet: gradients may be accumulated, a validation may run without ``no_grad``, an
     attack on the inputs or a measurement of gradient noise may back-propagate as well. But none of these moves the
     weights.
-
-    Args:
-        model: The network.
-        optimizer: The attached optimizer.
 
     Example:
         >>> import torch

@@ -35,15 +35,7 @@ def check_arguments(
     beside it. Wrappers for data parallelism and compilation and parametrizations list the parameters that an optimizer
     holds as their own.
 
-    Args:
-        door: How the user spelled the call, for messages.
-        optimizer: See :class:`apo.Tuner`, as all others; what is neither optimizer nor rule is not judged here.
-        model: The network.
-        criterion: The loss function.
-        scaler: The ``GradScaler``.
-        cuda_graph: Whether to capture CUDA graphs.
-        on_nonfinite: What becomes of steps that are not finite.
-        save_batch: Whether files hold the batch B'.
+    ``door`` is how the user spelled the call, for messages. What is neither optimizer nor rule is not judged here.
     """
     inner = getattr(optimizer, "optimizer", optimizer)
     held = {id(p) for group in getattr(inner, "param_groups", []) for p in group["params"]}

@@ -199,12 +199,7 @@ def _without_hooks(state: dict[str, Any]) -> dict[str, Any]:
 def with_closure(
     args: tuple, kwargs: dict[str, Any], wrap: Callable[[Any], Any]
 ) -> tuple[tuple, dict[str, Any]] | None:
-    """Return the arguments of a step with its closure wrapped, or None if it has no closure.
-
-    Args:
-        args: Positional arguments, the optimizer first.
-        kwargs: Keyword arguments.
-        wrap: Makes a closure from a closure.
+    """Return the arguments of a step, the optimizer first, with its closure wrapped; None if it has no closure.
 
     Example:
         >>> args, kwargs = with_closure(("optimizer", lambda: 2), {}, lambda closure: lambda: closure() + 1)

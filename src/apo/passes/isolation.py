@@ -125,9 +125,6 @@ class PlainAttributes:
     as well. Modules of torch itself, wrappers for data parallelism among them, keep no such state, only their own
     affairs.
 
-    Args:
-        modules: The modules, each once.
-
     Example:
         >>> class Counter(nn.Module):
         ...     passes = 0

@@ -25,11 +25,7 @@ __all__ = ["LayerByLayer", "Ownership", "balanced", "sharing_group"]
 
 @final
 class Ownership:
-    """The owner of each block; this process owns all of them if there is no group.
-
-    Args:
-        layers: The plan, the same on all processes.
-        group: The process group that shares the blocks, or None.
+    """The owner of each block; this process owns all of them if there is no group. All processes have the same plan.
 
     Example:
         >>> from apo.preconditioners import plan_layers
@@ -86,10 +82,6 @@ class LayerByLayer:
     """Multiplies the gradient of each layer by its block; with several processes, on the block's owner.
 
     The methods are those of ``Bundled``. All processes have to call them, to assemble the shards of tensors.
-
-    Args:
-        layers: The plan.
-        ownership: Which process keeps which block.
 
     Example:
         >>> from apo.preconditioners import plan_layers
