@@ -284,7 +284,9 @@ class Attached(Tuner):
             self._observed = [other for other in self._observed if other not in earlier]
 
     def _used_recordings(self) -> list[Recording]:
-        used = self._back_propagated() if self._observed else []
+        if not self._observed:
+            return []
+        used = self._back_propagated()
         self._forget()
         if not used or (len(used) == 1 and not self.is_meta_step()):  # the weight of one loss alone is not asked for
             return [observed.recording for observed in used]

@@ -131,13 +131,13 @@ class Tuner:
         self.interval = "auto" if interval == "auto" else whole_number("interval", interval, "or 'auto'")
         share = 0.0 if fsd_batch == "same" else self.rule.other_batch_share
         self.objective = ProximalObjective(
-            self.rule.fsd_weight if fsd_weight is None else fsd_weight,
-            self.rule.wsd_weight if wsd_weight is None else wsd_weight,
-            discrepancy,
-            function,
-            mask,
-            share if other_batch_share is None else other_batch_share,
-            total_steps,
+            fsd_weight=self.rule.fsd_weight if fsd_weight is None else fsd_weight,
+            wsd_weight=self.rule.wsd_weight if wsd_weight is None else wsd_weight,
+            discrepancy=discrepancy,
+            criterion=function,
+            mask=mask,
+            other_batch_share=share if other_batch_share is None else other_batch_share,
+            total_steps=total_steps,
             share_is_default=other_batch_share is None,
         )
         self.fsd_batches = fsd_batches(fsd_batch, self._record_batch)
