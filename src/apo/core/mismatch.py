@@ -144,8 +144,7 @@ class LossScale:
     def __init__(self, objective: ProximalObjective) -> None:
         self._objective = objective
         self._seen = 0
-        self._ratios: deque[float] = deque(maxlen=_WINDOW)
-        self._promises: deque[float] = deque(maxlen=_WINDOW)
+        self._looks: deque[tuple[float, float]] = deque(maxlen=_WINDOW)  # ratio of prices, and promise
         self._has_spoken = False
 
     def sentences(self, outcome: Outcome) -> list[str]:
@@ -157,12 +156,11 @@ class LossScale:
         if self._seen > _FIRST:
             # A price below the resolution is noise.
             own = max(comparison.own_price, outcome.resolution, math.ulp(0.0))
-            self._ratios.append(comparison.proximal_price / own)
-            self._promises.append(comparison.own_promise / loss)
-        if len(self._ratios) < _WINDOW:
+            self._looks.append((comparison.proximal_price / own, comparison.own_promise / loss))
+        if len(self._looks) < _WINDOW:
             return []
-        ratio = median(self._ratios)
-        if not (ratio > _MOST and median(self._promises) < _SLOW):
+        ratio, promise = map(median, zip(*self._looks, strict=True))
+        if not (ratio > _MOST and promise < _SLOW):
             return []
         self._has_spoken = True
         factor = _USUAL / ratio

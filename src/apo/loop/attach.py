@@ -252,7 +252,7 @@ class Attached(Tuner):
             # The loop may call model.eval() before the step, and may weight the loss in place.
             modules = every_module(part for part in (self.model, self._criterion) if part is not None)
             modes = tuple((module, module.training) for module in modules)
-            recording = recording.ended(loss.detach().clone(), prediction=kept, modes=modes, place=self._place())
+            recording = recording.ended(loss.detach().clone(), kept, self._place(), modes=modes)
         observed = _Observed(recording, self._losses)
         self._losses += 1
         earlier = [other for other in self._observed if other.weight is not None]

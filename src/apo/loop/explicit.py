@@ -154,8 +154,7 @@ class APO(Tuner):
             self._left_gradients = not are_several() or leaves_gradients(self.model)
             seen = own_prediction(output) if criterion is None else output
             prediction = tree_map(Tensor.detach, seen) if self.fsd_batches.is_same else None
-            known = {"prediction": prediction, "weight": weight, "place": self._place()}
-            self._recordings.append(recording.ended(loss.detach(), **known))
+            self._recordings.append(recording.ended(loss.detach(), prediction, self._place(), weight=weight))
         return loss.detach()
 
     def record(self, inputs: Any, target: Any = None) -> None:

@@ -159,14 +159,12 @@ class Recording:
         calls = [Call(call.args, call.kwargs, start) for call in self.calls]
         return replace(self, calls=tuple(calls), weight=weight)
 
-    def ended(self, loss: Tensor, **known: Any) -> Recording:
-        """Return a copy that knows the loss; random streams that the pass has not drawn from are left out.
-
-        Args:
-            loss: Its value, detached.
-            known: What else is known now: prediction, weight, modes or place.
-        """
-        return replace(self, calls=tuple(call.ended() for call in self.calls), loss=loss, **known)
+    def ended(
+        self, loss: Tensor, prediction: Any, place: tuple | None, *, weight: float = 1.0, modes: tuple = ()
+    ) -> Recording:
+        """Return a copy that knows the loss; random streams that the pass has not drawn from are left out."""
+        calls = tuple(call.ended() for call in self.calls)
+        return replace(self, calls=calls, loss=loss, prediction=prediction, weight=weight, modes=modes, place=place)
 
     def stepped_from(self, place: tuple | None) -> Recording:
         """Return a copy that knows the loss only if the weights are where they were: SAM, say, moves them in between.
