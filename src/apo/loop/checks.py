@@ -15,7 +15,7 @@ from apo.loop.hooks import own_hooks
 from apo.rules.base import Rule
 from apo.torch_internals import is_scripted
 
-__all__ = ["check_arguments", "is_loss_of_torch", "warn_of_maximising"]
+__all__ = ["check_arguments", "warn_of_maximising"]
 
 
 def check_arguments(
@@ -79,23 +79,13 @@ def check_arguments(
         )
 
 
-def is_loss_of_torch(criterion: Any) -> bool:
-    """Return whether this is one of torch's losses, all of which are meant to be minimised.
-
-    Example:
-        >>> is_loss_of_torch(nn.MSELoss()), is_loss_of_torch(functional.l1_loss), is_loss_of_torch(max)
-        (True, True, False)
-    """
-    if isinstance(criterion, nn.Module):
-        return type(criterion).__module__ == nn.MSELoss.__module__
-    return criterion is getattr(functional, getattr(criterion, "__name__", ""), None) and criterion is not None
-
-
 def warn_of_maximising(criterion: object, weights: Sequence[Tensor | float]) -> None:
-    """Say that a loss of torch is made larger; a negative weight turns any other criterion into a loss."""
-    if not is_loss_of_torch(criterion):
-        return
-    if any(float(weight.sum() if isinstance(weight, Tensor) else weight) < 0 for weight in weights):
+    """Say that a loss of torch is made larger, which nobody means; a negative weight may turn others into a loss."""
+    if isinstance(criterion, nn.Module):
+        of_torch = type(criterion).__module__ == nn.MSELoss.__module__
+    else:
+        of_torch = callable(criterion) and criterion is getattr(functional, getattr(criterion, "__name__", ""), None)
+    if of_torch and any(float(weight.sum() if isinstance(weight, Tensor) else weight) < 0 for weight in weights):
         warnings.warn(
             "criterion must be minimised, got a negative weight in front of it: the learned rate is the one that "
             "makes the loss larger; back-propagate the loss itself, or detach() apo if that is what you want",

@@ -167,7 +167,14 @@ class _StateWithoutHooks:
         assert module is not None
         get_state = getattr(type(module), "__getstate__", None)  # from Python 3.11 on every class has one
         state = vars(module).copy() if get_state is None else get_state(module)
-        return _without_hooks(state) if isinstance(state, dict) else state
+        if not isinstance(state, dict):
+            return state
+        ours = own_hooks(state)
+        state = {name: value for name, value in state.items() if not isinstance(value, _StateWithoutHooks)}
+        for name, value in state.items():  # what torch notes about hooks lies under the same keys
+            if "hooks" in name and isinstance(value, dict):
+                state[name] = type(value)((key, hook) for key, hook in value.items() if key not in ours)
+        return state
 
     @classmethod
     def put_into(cls, module: nn.Module) -> None:
@@ -184,16 +191,6 @@ def own_hooks(state: dict[str, Any]) -> set[int]:
     """Return the keys of our hooks among the attributes of a module or an optimizer."""
     registries = (value for name, value in state.items() if "hooks" in name and isinstance(value, dict))
     return {key for hooks in registries for key, hook in hooks.items() if isinstance(hook, _Hook)}
-
-
-def _without_hooks(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a module's attributes without our hooks, and without what torch notes about them under the same keys."""
-    ours = own_hooks(state)
-    state = {name: value for name, value in state.items() if not isinstance(value, _StateWithoutHooks)}
-    for name, value in state.items():
-        if "hooks" in name and isinstance(value, dict):
-            state[name] = type(value)((key, hook) for key, hook in value.items() if key not in ours)
-    return state
 
 
 def with_closure(
