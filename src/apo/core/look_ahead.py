@@ -122,7 +122,7 @@ class LookAheads:
     def sampled_gradient(self, step: int) -> list[Tensor]:
         """Return the gradient at theta of the loss on the first pass of B, at targets drawn from the outputs.
 
-        Each step and process has a seed of its own, so that resuming needs no state of a random stream.
+        Seeds differ between steps and processes, so that resuming needs no state of a random stream.
         """
         rank = dist.get_rank() if are_several() else 0
         generator = torch.Generator().manual_seed(step * _PROCESSES + rank)
