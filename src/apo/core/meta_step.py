@@ -138,7 +138,7 @@ class Engine:
         ahead = look_aheads.look(proposal.displacement())
         gradients = proposal.pull_back(ahead.gradient)
         sampled = look_aheads.sampled_gradient(step) if proposal.wants_sampled_gradients else None
-        tensors = self._figures(step, theta, proposal, look_aheads, ahead)
+        tensors = self._figures(step, proposal, look_aheads, ahead)
         numbers, meta_gradient_norm = self._read(step, tensors, norm(gradients), processes)
         terms = Terms(*(numbers[name] for name in Terms._fields))
         objective = terms.total(self.objective, numbers.get("unit", look_aheads.unit))  # type: ignore[arg-type]
@@ -221,14 +221,7 @@ class Engine:
             compares=self.rule.compares and comparable,
         )
 
-    def _figures(
-        self,
-        step: int,
-        theta: Mapping[Tensor, Tensor],
-        proposal: Proposal,
-        look_aheads: LookAheads,
-        ahead: LookAhead,
-    ) -> dict[str, Tensor]:
+    def _figures(self, step: int, proposal: Proposal, look_aheads: LookAheads, ahead: LookAhead) -> dict[str, Tensor]:
         """Return what has to be known on the host about a look-ahead, beside the meta-gradient."""
         parameters = proposal.parameters
         figures = {"loss at theta": look_aheads.loss_at_theta(), **ahead.terms._asdict()}
@@ -245,7 +238,7 @@ class Engine:
             figures["silent"] = zero_share([p.grad for p in parameters])  # type: ignore[misc]
         if isinstance(look_aheads.unit, Tensor):
             figures["unit"] = look_aheads.unit
-        if self._agreement.is_due(step, theta):
+        if self._agreement.is_due(step):
             used = [p.grad for p in parameters]
             figures["agreement"] = cosine(used, look_aheads.gradient_at_theta())  # type: ignore[arg-type]
         return figures

@@ -62,25 +62,25 @@ class Agreement:
 
     def __init__(self) -> None:
         self._next = 0
-        self._before: list[tuple[int, int]] | None = None  # the versions of the gradients before the optimizer's step
+        self._noted: list[Tensor] = []  # parameters, and the versions of their gradients before the optimizer's step
+        self._versions: list[tuple[int, int]] = []
 
     def note_gradients(self, step: int, parameters: Iterable[Tensor]) -> None:
         """Take notice of the gradients with which the optimizer is about to step."""
         if step >= self._next:
-            self._before = _versions(parameters)
+            self._noted = list(parameters)
+            self._versions = _versions(self._noted)
 
-    def is_due(self, step: int, parameters: Iterable[Tensor] = ()) -> bool:
-        """Return whether to compare at this meta-step; it is then not due again for long.
+    def is_due(self, step: int) -> bool:
+        """Return whether to compare at this meta-step, unless it has changed the gradients itself.
 
-        Args:
-            step: Index of the training step.
-            parameters: Those of :meth:`note_gradients`. If the step has changed their gradients, none are compared.
+        It is then not due again for long.
         """
         if step < self._next:
             return False
         self._next = max(_AGAIN, _FACTOR * step)
-        before, self._before = self._before, None
-        return before is None or before == _versions(parameters)
+        noted, self._noted = self._noted, []
+        return not noted or self._versions == _versions(noted)
 
     def sentences(self, found: float | None) -> list[str]:
         """Return what the user should know.
