@@ -11,7 +11,7 @@ DTensors are recognised by their ``device_mesh``, because importing their class 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, cast, final
 
 import torch
@@ -24,19 +24,14 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 __all__ = [
-    "ALONE",
-    "Averaged",
-    "Processes",
-    "fold_up",
-    "is_sharded",
-    "leaves_gradients",
-    "shard_like",
-    "summed_over_shards",
-    "through_wrapper",
-    "whole",
-]
+    "ALONE", "Averaged", "Processes", "are_several", "fold_up", "is_sharded", "leaves_gradients", "shard_like",
+    "summed_over_shards", "through_wrapper", "whole",
+]  # fmt: skip
 
 _PLAIN = (Tensor, nn.Parameter)
+
+#: Whether processes work together at all; it is torch's own function, because steps ask.
+are_several: Callable[[], bool] = dist.is_initialized if dist.is_available() else lambda: False
 
 
 @final

@@ -15,35 +15,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 __all__ = [
-    "active_data_parallel_wrapper",
-    "defers_gradient_reduction",
-    "foreach_add",
-    "foreach_add_",
-    "foreach_copy_",
-    "foreach_div",
-    "foreach_div_",
-    "foreach_mul",
-    "foreach_mul_",
-    "foreach_norm",
-    "foreach_sqrt",
-    "foreach_sub",
-    "forward_hooks",
-    "forward_pre_hooks",
-    "functorch_transform",
-    "is_scripted",
-    "is_wrapped_by_scheduler",
-    "optimizer_hook_runner",
-    "own_buffers",
-    "own_modules",
-    "own_parameters",
-    "step_post_hooks",
-    "step_pre_hooks",
-    "uncompiled",
-    "version_of",
-    "will_reach",
-    "without_compile_prefix",
-    "without_torch_function",
-]
+    "active_data_parallel_wrapper", "defers_gradient_reduction", "foreach_add", "foreach_add_", "foreach_copy_",
+    "foreach_div", "foreach_div_", "foreach_mul", "foreach_mul_", "foreach_norm", "foreach_sqrt", "foreach_sub",
+    "forward_hooks", "forward_pre_hooks", "functorch_transform", "is_scripted", "is_wrapped_by_scheduler",
+    "optimizer_hook_runner", "own_buffers", "own_modules", "own_parameters", "step_post_hooks", "step_pre_hooks",
+    "uncompiled", "version_of", "will_reach", "without_compile_prefix", "without_torch_function",
+]  # fmt: skip
 
 # One launch for a list of tensors. torch's optimizers are written in these; there is no public form.
 foreach_add: Callable[..., list[Tensor]] = torch._foreach_add  # pyright: ignore

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from apo.core.several_losses import are_terms, sizes_of
+from apo.core.batches import are_terms, sizes_of
 from apo.passes.recording import Autocast, Call, Recording
 
 

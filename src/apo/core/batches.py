@@ -1,14 +1,25 @@
-"""Where the batch B' of the function-space term comes from.
+r"""Where the batch B' of the function-space term comes from.
 
 * :class:`PreviousBatch` (default): the training batch of the step before. Different data, and no second loader.
   Of micro-batches it is the last one. A step with several losses of other kinds has one recording for each.
 * :class:`SameBatch`: B itself; its outputs are already there, so a meta-step costs less (appendix D of the paper).
 * :class:`BatchStream`: any iterable of batches, started again when it ends.
+
+A loop may call its criterion several times before a step, and back-propagate :math:`J = \sum_i w_i L_i`. Then B' has to
+stand for that sum on other data. Two cases have to be told apart:
+
+* *Micro-batches* of one mean: every :math:`L_i` is the same function of other data, so one of them, taken alone, says
+  on other data what J says.
+* *Terms*: two tasks, a residual and a boundary condition, a network that is called twice. One term says little about
+  the others, so B' has to be the whole sum on other data, :math:`J' = \sum_i w'_i L'_i`. The function-space term is
+  then :math:`\sum_i |w'_i| \rho_i`: each loss has its own divergence, with its own weight, so that the curvature of
+  each is in the unit of its loss, and a loss that is written as the sum of two halves learns the same rate.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,14 +28,22 @@ from itertools import islice
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from apo.core.objective import unit_of_loss
+from apo.distributed import Processes
 from apo.errors import ApoWarning, MissingBatchError
-from apo.passes.isolation import RandomState
+from apo.passes.isolation import PassState, RandomState
 from apo.passes.recording import Recording, odd_type
 
-__all__ = ["BatchStream", "FSDBatches", "PreviousBatch", "SameBatch", "fsd_batches"]
+__all__ = [
+    "BatchStream", "FSDBatches", "OtherBatch", "PreviousBatch", "SameBatch", "are_terms", "fsd_batches",
+    "is_same_sum", "sizes_of",
+]  # fmt: skip
 
 _END = object()
+#: Largest ratio of the totals of two sums that count as the same: weights may be annealed or drawn at random.
+_ALIKE = 1.5
 
 
 class FSDBatches(ABC):
@@ -68,10 +87,6 @@ class PreviousBatch(FSDBatches):
     Where a step's losses differ in kind, all of them are kept: from the second meta-step on, because only the first one
     shows that they do. A checkpoint holds the batch if it is plain data, such as tensors, numbers and strings in
     tuples, lists and dicts.
-
-    Example:
-        >>> PreviousBatch().keeps_previous
-        True
     """
 
     keeps_previous = True
@@ -118,12 +133,7 @@ class PreviousBatch(FSDBatches):
 
 
 class SameBatch(FSDBatches):
-    """B' is B (an ablation of appendix D, and the cheapest choice).
-
-    Example:
-        >>> SameBatch().is_same
-        True
-    """
+    """B' is B (an ablation of appendix D, and the cheapest choice)."""
 
     is_same = True
 
@@ -252,3 +262,86 @@ def fsd_batches(choice: object, record: Callable[[Any, Recording], Recording]) -
     if isinstance(choice, Iterable) and not isinstance(choice, (str, bytes, Mapping, torch.Tensor)):
         return BatchStream(choice, record)
     raise TypeError(f"fsd_batch must be 'previous', 'same' or an iterable of batches, got {choice!r}")
+
+
+class OtherBatch:
+    """B' of one meta-step: what stands for the losses of B on other data.
+
+    Args:
+        recordings: The losses of B.
+        source: Where B' comes from; None if no term of Q needs it.
+        processes: The processes that train together.
+        device: Where they exchange numbers.
+
+    Attributes:
+        is_comparable: Whether it says the same kind of thing as B.
+        unit: The unit of the loss, see :func:`apo.core.objective.unit_of_loss`.
+    """
+
+    def __init__(
+        self, recordings: Sequence[Recording], source: FSDBatches | None, processes: Processes, device: torch.device
+    ) -> None:
+        sizes = sizes_of(recordings)
+        terms = are_terms(recordings, sizes)
+        self._drawn = [] if source is None or source.is_same else source.draw(recordings, whole=terms)
+        self._sizes = sizes_of(self._drawn) if terms else []
+        self._is_paired = terms and is_same_sum(sizes, self._sizes)
+        if processes.groups and len(recordings) > 1:  # all run the same passes, or they wait for each other forever
+            votes = processes.gather(torch.tensor([terms, not self._is_paired], dtype=torch.float32, device=device))
+            some_terms, some_unpaired = votes.amax(dim=0).tolist()
+            terms, self._is_paired = bool(some_terms), not some_unpaired
+        self.is_comparable = self._is_paired or not terms
+        self._weights = [recording.weight for recording in recordings]
+        self.unit = unit_of_loss(sizes if self._is_paired else self._weights)
+
+    def losses(self, start: PassState, share: float) -> list[Recording]:
+        """Return the losses that make up that of B' together; none if it is B, or takes no part.
+
+        Args:
+            start: The state from which each of its passes starts.
+            share: The share of the loss term on B'.
+        """
+        if self._is_paired:
+            return [recording.starting_from(start, recording.weight) for recording in self._drawn]
+        # B' counts as B does as a whole: once for the mean of micro-batches. The elements of a loss without reduction
+        # have a weight each; their mean fits a batch of any size.
+        means = (
+            [weight.mean() if isinstance(weight, Tensor) else weight for weight in self._weights] if share else [1.0]
+        )
+        return [recording.starting_from(start, sum(means)) for recording in self._drawn[-1:]]
+
+    def fsd_factors(self) -> list[float]:
+        """Return the factor of each loss in the function-space term."""
+        return [size / self.unit for size in self._sizes] if self._is_paired else [1.0]  # type: ignore[misc]
+
+
+def sizes_of(recordings: Sequence[Recording]) -> list[float]:
+    """Return the size of each loss's weight as a number; of a loss without reduction, the sum over its elements.
+
+    To read weights may wait for their device, so that of a single loss is not read: it counts as 1.
+    """
+    if len(recordings) < 2:
+        return [1.0] * len(recordings)
+    sizes = [torch.as_tensor(recording.weight).detach().abs().sum() for recording in recordings]
+    return torch.stack([size.to(sizes[0].device) for size in sizes]).tolist()
+
+
+def are_terms(recordings: Sequence[Recording], sizes: Sequence[float]) -> bool:
+    """Return whether losses with weights of these sizes are several, and no micro-batches whose mean is taken."""
+    count = len(recordings)
+    if count < 2:
+        return False
+    # The criterion called twice on one output of the network: the data are the same, so the losses are not.
+    calls = {id(call.kwargs) for recording in recordings for call in recording.calls}
+    shared = len(calls) < sum(len(recording.calls) for recording in recordings)
+    return shared or not all(math.isclose(size, 1.0 / count, rel_tol=0.01) for size in sizes)
+
+
+def is_same_sum(sizes: Sequence[float], others: Sequence[float]) -> bool:
+    """Return whether the losses of another step are as many as those of this one, with about the same total weight.
+
+    Example:
+        >>> is_same_sum([0.9, 0.1], [0.2, 0.8]), is_same_sum([1.0, 1.0], [1.0]), is_same_sum([1.0, 1.0], [1.0, 9.0])
+        (True, False, False)
+    """
+    return len(sizes) == len(others) and max(sum(sizes), sum(others)) <= _ALIKE * min(sum(sizes), sum(others))

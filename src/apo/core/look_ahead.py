@@ -22,10 +22,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from apo.core.objective import ProximalObjective, Terms, add_weight_decay_gradient_, weight_decay_value
-from apo.distributed import Processes, fold_up
+from apo.distributed import Processes, are_several, fold_up
 from apo.errors import MissingBatchError, NonFiniteError, ReplayError
 from apo.passes.isolation import Surface
 from apo.passes.recording import Recording, tree_map
@@ -37,6 +38,8 @@ __all__ = ["LookAhead", "LookAheads"]
 
 #: The smallest share of the loss term from which a batch's own slope and loss can be recovered.
 _LEAST_SHARE = 0.04
+#: More than any number of processes.
+_PROCESSES = 1_000_003
 
 
 @dataclass(frozen=True)
@@ -60,41 +63,23 @@ class _Part:
 
 @dataclass
 class LookAheads:
-    """Evaluates look-aheads from one theta.
+    """Evaluates look-aheads from one theta."""
 
-    Attributes:
-        network: What runs in the passes: the network itself, or its CUDA graphs.
-        criterion: The loss function, or None if the network returns its loss.
-        objective: The meta-objective.
-        surface: What the passes may touch.
-        parameters: What moves; theta is in them.
-        origin: A copy of theta.
-        decay: Coupled weight decay of each parameter.
-        batches: B.
-        other: The losses of B', which make up its loss together; none if it is B, or if no term needs it.
-        other_fsd: The factor of each of them in the function-space term.
-        share: The share of the loss term on B'.
-        scale: The factor of a GradScaler.
-        unit: The unit of the loss, see :func:`apo.core.objective.unit_of_loss`.
-        processes: The processes that train the network together.
-        compares: Whether to say what B and B' contribute each.
-    """
-
-    network: nn.Module
-    criterion: Callable | None
+    network: nn.Module  # what runs in the passes: the network itself, or its CUDA graphs
+    criterion: Callable | None  # None if the network returns its loss
     objective: ProximalObjective
-    surface: Surface
-    parameters: list[Tensor]
-    origin: list[Tensor]
-    decay: list[float]
-    batches: list[Recording]
-    other: list[Recording]
-    other_fsd: list[float]
-    share: float
-    scale: float
-    unit: float | Tensor
+    surface: Surface  # what the passes may touch
+    parameters: list[Tensor]  # what moves; theta is in them
+    origin: list[Tensor]  # a copy of theta
+    decay: list[float]  # coupled weight decay of each parameter
+    batches: list[Recording]  # B
+    other: list[Recording]  # the losses that make up that of B' together; none if it is B, or if no term needs it
+    other_fsd: list[float]  # the factor of each of them in the function-space term
+    share: float  # of the loss term on B'
+    scale: float  # the factor of a GradScaler
+    unit: float | Tensor  # of the loss, see `apo.core.objective.unit_of_loss`
     processes: Processes
-    compares: bool = False
+    compares: bool = False  # whether to say what B and B' contribute each
     _at_theta: tuple[list, Any] | None = field(default=None, init=False)  # predictions and loss on B', once evaluated
 
     def look(self, displacement: Sequence[Tensor]) -> LookAhead:
@@ -105,73 +90,61 @@ class LookAheads:
         wsd = 0.5 * norm(displacement).square()
         losses: list[Tensor | float] = []
         discrepancies: list[Tensor | float] = []
-        try:
-            with self.surface.undisturbed(), torch.enable_grad():
-                self._restore_modes()
-                parts = self._parts()  # with the predictions at theta, where the weights still are
-                # Both batches need enough of a share for what they say to be told apart.
-                compares = self.compares and _LEAST_SHARE < self.share < 1.0 - _LEAST_SHARE
+        comparison = own_slope = None
+        with self._passes():
+            parts = self._parts()  # with the predictions at theta, where the weights still are
+            # Both batches need enough of a share for what they say to be told apart.
+            compares = self.compares and _LEAST_SHARE < self.share < 1.0 - _LEAST_SHARE
+            try:
                 advance_(self.parameters, displacement, 1.0)
                 self._drop_assembled_weights()
-                own_slope = None
                 for index, part in enumerate(parts):
                     total = self._evaluate(part, losses, discrepancies)
                     if total is not None:
                         _times(total, self.scale).backward()
                     if compares and self.other and index == len(self.batches) - 1:
-                        own_slope = dot([_gradient(p, self.scale) for p in self.parameters], displacement)
-                gradient = [_gradient(p, self.scale) for p in self.parameters]
-            comparison = None
-            if own_slope is not None:
-                slope, fsd = dot(gradient, displacement), _sum(discrepancies, own_slope)
-                comparison = self._compare(losses, fsd, wsd, own_slope, slope - own_slope)
-            if any(self.decay):
-                losses.append(weight_decay_value(self.parameters, self.decay))
-                add_weight_decay_gradient_(gradient, self.parameters, self.decay)
-        finally:
-            assign_(self.parameters, self.origin)
-            self._drop_assembled_weights()
+                        own_slope = dot(self._gradient(), displacement)
+                gradient = self._gradient()
+                if own_slope is not None:
+                    slope, fsd = dot(gradient, displacement), _sum(discrepancies, own_slope)
+                    comparison = self._compare(losses, fsd, wsd, own_slope, slope - own_slope)
+                if any(self.decay):
+                    losses.append(weight_decay_value(self.parameters, self.decay))
+                    add_weight_decay_gradient_(gradient, self.parameters, self.decay)
+            finally:
+                assign_(self.parameters, self.origin)
         if self.objective.wsd_weight:
             in_unit = scaled(displacement, self.unit) if isinstance(self.unit, Tensor) else displacement
             number = 1.0 if isinstance(self.unit, Tensor) else self.unit
             advance_(gradient, in_unit, number * self.objective.wsd_weight)
         return LookAhead(Terms(_sum(losses, wsd), _sum(discrepancies, wsd), wsd), gradient, comparison)
 
-    def sampled_gradient(self, seed: int) -> list[Tensor]:
+    def sampled_gradient(self, step: int) -> list[Tensor]:
         """Return the gradient at theta of the loss on the first pass of B, at targets drawn from the outputs.
 
-        Args:
-            seed: Of the targets.
+        Seeds differ between steps and processes, so that resuming needs no state of a random stream.
         """
-        generator = torch.Generator().manual_seed(seed)
-        with self.surface.undisturbed(), torch.enable_grad():
-            self._restore_modes()
+        rank = dist.get_rank() if are_several() else 0
+        generator = torch.Generator().manual_seed(step * _PROCESSES + rank)
+        with self._passes():
             outputs, _ = self.batches[0].evaluate(self.network, self.criterion)
             _times(self.objective.sampled_loss(outputs, generator), self.scale).backward()
-            gradient = [_gradient(p, self.scale) for p in self.parameters]
-        self._drop_assembled_weights()
-        return gradient
+            return self._gradient()
 
     def gradient_at_theta(self) -> list[Tensor]:
         """Return the gradient of the loss on B at theta, without weight decay: training's, if apo sees all of it."""
-        with self.surface.undisturbed(), torch.enable_grad():
-            for module, training in self.batches[-1].modes:
-                module.training = training
+        with self._passes():
             for batch in self.batches:
                 _, loss = batch.evaluate(self.network, self.criterion)
                 assert loss is not None
                 _times(_weighted(loss, batch.weight), self.scale).backward()
-            gradient = [_gradient(p, self.scale) for p in self.parameters]
-        self._drop_assembled_weights()
-        return gradient
+            return self._gradient()
 
     def setback(self, point: ReturnPoint) -> float:
         """Return by how much the loss on B is higher at theta than at the weights of a return point."""
-        with self.surface.undisturbed(), point.in_force():
-            self._restore_modes()
+        with self._passes(), point.in_force():
             self._drop_assembled_weights()
             losses = [(self._without_graph(batch)[1], batch.weight) for batch in self.batches]
-        self._drop_assembled_weights()
         earlier = _sum([_weighted(loss, weight) for loss, weight in losses if loss is not None])
         return self.processes.agree(self._own_loss_at_theta() - earlier)  # type: ignore[operator]
 
@@ -209,10 +182,19 @@ class LookAheads:
             price,  # type: ignore[arg-type]
         )
 
-    def _restore_modes(self) -> None:
-        for module, training in self.batches[-1].modes:  # the loop may have changed them since its pass
-            if module.training != training:
-                module.training = training
+    @contextmanager
+    def _passes(self) -> Iterator[None]:
+        """Run passes in the modes of B's pass, which the loop may have changed since, and leave no trace of them."""
+        try:
+            with self.surface.undisturbed(self.batches[-1].modes), torch.enable_grad():
+                yield
+        finally:
+            self._drop_assembled_weights()
+
+    def _gradient(self) -> list[Tensor]:
+        """Return what the backward passes left in ``.grad``, without the factor of a GradScaler."""
+        wide_ones = [torch.zeros_like(wide(p)) if p.grad is None else wide(p.grad) for p in self.parameters]
+        return wide_ones if self.scale == 1.0 else [gradient / self.scale for gradient in wide_ones]
 
     def _drop_assembled_weights(self) -> None:
         if self.processes.groups:  # under fully_shard, modules may still hold weights from before the move
@@ -298,14 +280,6 @@ def _run_again() -> Iterator[None]:
             "of a step, say), so pass that as an argument of forward or of the criterion, or pass fsd_batch='same' and "
             "leave out total_steps; if fsd_batch is an iterable, its batches must fit the network"
         ) from error
-
-
-def _gradient(parameter: Tensor, scale: float) -> Tensor:
-    """Return what the backward passes left in ``.grad``, without the factor of a GradScaler."""
-    if parameter.grad is None:
-        return torch.zeros_like(wide(parameter))
-    gradient = wide(parameter.grad)
-    return gradient if scale == 1.0 else gradient / scale
 
 
 def _weighted(loss: Tensor, weight: float | Tensor) -> Tensor:

@@ -20,10 +20,9 @@ number of steps T is known, the share rises over the second half of training fro
 
 and a preconditioner or a learned rate falls as far as the noise of the gradients demands. In a short run that is not
 far enough, so a rule that learns a rate multiplies it by a factor that falls linearly from 1 to 0 over the same steps
-(:meth:`ProximalObjective.fade`); a scheduler of the user's takes its place. In a long run both together are too much:
-over 200 epochs of ResNet-32 the rate fell to a fiftieth beside the factor. So the share stays as it is for a rule that
-compares the batches (:attr:`apo.rules.base.Rule.compares`), and the rate rests (:mod:`apo.rules.cadence`). The paper
-has nothing of the kind.
+(:meth:`ProximalObjective.fade`); a scheduler of the user's takes its place. In a long run both together are too much,
+so the share stays as it is for a rule that compares the batches (:attr:`apo.rules.base.Rule.compares`), and the rate
+rests (:mod:`apo.rules.cadence`). The paper has nothing of the kind.
 
 **The unit of the loss.** A loop may back-propagate a small multiple of its criterion. Both weights are meant for the
 criterion itself, so they shrink with it: a loss times 0.001 then learns the same steps as the loss.
@@ -148,8 +147,7 @@ class ProximalObjective:
         r"""How many times faster than usual a rate may rise at first: :math:`\sqrt{500/T}` in a run of T < 500 steps.
 
         The root is a compromise. In proportion to 1/T the warm-up would always take the same part of a run, but
-        look-aheads are as noisy as ever: on 25 small tasks of 100 to 200 steps the worst case was 15% short instead of
-        7%.
+        look-aheads are as noisy as ever.
         """
         return 1.0 if self.total_steps is None else min(max(math.sqrt(_SHORT / self.total_steps), 1.0), _FASTEST)
 

@@ -21,15 +21,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from apo.distributed import are_several
 from apo.loop.checkpoints import drop_summary
 from apo.loop.tuner import Tuner
 from apo.passes.isolation import RandomState
-from apo.preconditioners import Preconditioner
+from apo.preconditioners import Layer, Preconditioner
 from apo.torch_internals import uncompiled
 
 __all__ = ["latest_checkpoint", "load_checkpoint", "save_checkpoint"]
 
 NamedTensors = dict[str, Tensor]
+#: Tensors of which an optimizer keeps state, by name, for each optimizer.
+Owners = dict[str, NamedTensors]
 
 
 def save_checkpoint(tuner: Tuner, path: str | os.PathLike[str], *, extra: Any = None) -> None:
@@ -119,33 +122,30 @@ def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
 
 def _place() -> tuple[int, int]:
     """Return the rank of this process and the number of processes."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return 0, 1
-    return dist.get_rank(), dist.get_world_size()
+    return (dist.get_rank(), dist.get_world_size()) if are_several() else (0, 1)
 
 
 def _named_state(tuner: Tuner) -> tuple[NamedTensors, dict[str, Any]]:
     """Split the state into tensors by name, and small data that is the same on all processes."""
-    optimizer, own = tuner.optimizer, tuner.optimizer.state_dict()
+    optimizer, own, owners = tuner.optimizer, tuner.optimizer.state_dict(), _owners(tuner)
     drop_summary(own["param_groups"])
     tensors: NamedTensors = _model_tensors(tuner.model)
     common = {"apo": {key: value for key, value in own.pop("apo").items() if key != "fsd_batches"}}
-    common["optimizer"] = _split_state("optimizer", own, _parameter_names(tuner.model, optimizer), tensors)
+    common["optimizer"] = _split_state("optimizer", own, owners, tensors)
     if isinstance(optimizer, Preconditioner):
-        names = _factor_names(optimizer)
         tensors.update(_block_tensors(optimizer))
         rule = common["apo"]["rule"] = dict(common["apo"]["rule"])
-        rule["meta_optimizer"] = _split_state("meta", rule["meta_optimizer"], names, tensors)
+        rule["meta_optimizer"] = _split_state("meta", rule["meta_optimizer"], owners, tensors)
         preconditioner = common["preconditioner"] = own["preconditioner"] | {"factors": None}
         if optimizer.warmup is not None:
-            warmup_names = _parameter_names(tuner.model, optimizer.warmup)
-            preconditioner["warmup"] = _split_state("warmup", preconditioner["warmup"], warmup_names, tensors)
+            preconditioner["warmup"] = _split_state("warmup", preconditioner["warmup"], owners, tensors)
     return tensors, common
 
 
-def _split_state(prefix: str, state: Mapping[str, Any], names: list[str], tensors: NamedTensors) -> dict[str, Any]:
+def _split_state(prefix: str, state: Mapping[str, Any], owners: Owners, tensors: NamedTensors) -> dict[str, Any]:
     """Move the tensors of an optimizer's state to ``tensors`` by name, and return the rest by name."""
     rest: dict[str, dict[str, Any]] = {}
+    names = list(owners[prefix])
     for index, values in state["state"].items():
         for key, value in values.items():
             if isinstance(value, Tensor):
@@ -155,8 +155,9 @@ def _split_state(prefix: str, state: Mapping[str, Any], names: list[str], tensor
     return {"state": rest, "param_groups": state["param_groups"]}
 
 
-def _joined_state(prefix: str, rest: Mapping[str, Any], names: list[str], tensors: NamedTensors) -> dict[str, Any]:
-    """Undo :func:`_split_state` for the parameters called ``names``."""
+def _joined_state(prefix: str, rest: Mapping[str, Any], owners: Owners, tensors: NamedTensors) -> dict[str, Any]:
+    """Undo :func:`_split_state`."""
+    names = owners[prefix]
     state: dict[int, dict[str, Any]] = {i: dict(rest["state"][n]) for i, n in enumerate(names) if n in rest["state"]}
     indices = {f"{prefix}/{name}": index for index, name in enumerate(names)}
     for name, value in tensors.items():
@@ -167,34 +168,27 @@ def _joined_state(prefix: str, rest: Mapping[str, Any], names: list[str], tensor
 
 
 def _optimizer_state(tuner: Tuner, tensors: NamedTensors, common: dict[str, Any]) -> dict[str, Any]:
-    optimizer, own = tuner.optimizer, {"apo": common["apo"]}
-    own |= _joined_state("optimizer", common["optimizer"], _parameter_names(tuner.model, optimizer), tensors)
+    optimizer, own, owners = tuner.optimizer, {"apo": common["apo"]}, _owners(tuner)
+    own |= _joined_state("optimizer", common["optimizer"], owners, tensors)
     if isinstance(optimizer, Preconditioner):
-        factors = {layer.name: layer.block.tensors for layer in optimizer.layers if optimizer.ownership.is_mine(layer)}
+        factors = {layer.name: layer.block.tensors for layer in _own_layers(optimizer)}
         preconditioner = own["preconditioner"] = common["preconditioner"] | {"factors": factors}
-        names = _factor_names(optimizer)
-        meta = _joined_state("meta", common["apo"]["rule"]["meta_optimizer"], names, tensors)
+        meta = _joined_state("meta", common["apo"]["rule"]["meta_optimizer"], owners, tensors)
         # The number of factors in the meta-optimizer's only group depends on the number of processes.
         (group,) = meta["param_groups"]
-        meta["param_groups"] = [{**group, "params": list(range(max(len(names), 1)))}]
+        meta["param_groups"] = [{**group, "params": list(range(max(len(owners["meta"]), 1)))}]
         common["apo"]["rule"]["meta_optimizer"] = meta
         if optimizer.warmup is not None:
-            warmup_names = _parameter_names(tuner.model, optimizer.warmup)
-            preconditioner["warmup"] = _joined_state("warmup", preconditioner["warmup"], warmup_names, tensors)
+            preconditioner["warmup"] = _joined_state("warmup", preconditioner["warmup"], owners, tensors)
     return own
 
 
 def _targets(tuner: Tuner, saved: Mapping[str, Any]) -> NamedTensors:
     """Return the tensors to load into: those of the network and the factors in place, new ones for the rest."""
-    optimizer = tuner.optimizer
     targets = _model_tensors(tuner.model)
-    owners = _owners("optimizer", _parameter_names(tuner.model, optimizer), optimizer)
-    if isinstance(optimizer, Preconditioner):
-        names = _factor_names(optimizer)
-        targets.update(_block_tensors(optimizer))
-        owners |= {f"meta/{name}": factor for name, factor in zip(names, optimizer.factors(), strict=True)}
-        if optimizer.warmup is not None:
-            owners |= _owners("warmup", _parameter_names(tuner.model, optimizer.warmup), optimizer.warmup)
+    if isinstance(tuner.optimizer, Preconditioner):
+        targets.update(_block_tensors(tuner.optimizer))
+    owners = {f"{prefix}/{name}": owner for prefix, named in _owners(tuner).items() for name, owner in named.items()}
     for name, stored in saved.items():
         owner, _, key = name.rpartition("/")
         if owner in owners:
@@ -204,9 +198,16 @@ def _targets(tuner: Tuner, saved: Mapping[str, Any]) -> NamedTensors:
     return targets
 
 
-def _owners(prefix: str, names: list[str], optimizer: Optimizer) -> dict[str, Tensor]:
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    return {f"{prefix}/{name}": p for name, p in zip(names, parameters, strict=True)}
+def _owners(tuner: Tuner) -> Owners:
+    """Return what optimizers keep state of, by name, for each optimizer: weights, or factors of the meta-optimizer."""
+    optimizer = tuner.optimizer
+    found = {"optimizer": _named_parameters(tuner.model, optimizer)}
+    if isinstance(optimizer, Preconditioner):
+        own = _own_layers(optimizer)
+        found["meta"] = {f"{layer.name}/{key}": t for layer in own for key, t in layer.block.factors.items()}
+        if optimizer.warmup is not None:
+            found["warmup"] = _named_parameters(tuner.model, optimizer.warmup)
+    return found
 
 
 def _model_tensors(model: nn.Module) -> NamedTensors:
@@ -242,17 +243,22 @@ def _unwrapped(model: nn.Module) -> nn.Module:
             return model
 
 
-def _parameter_names(model: nn.Module, optimizer: Optimizer) -> list[str]:
-    """Return the names of an optimizer's parameters, in its order; those not in the network are numbered.
+def _named_parameters(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return an optimizer's parameters by name, in its order; those not in the network are numbered.
 
     Example:
         >>> model = nn.Linear(2, 2)
-        >>> _parameter_names(nn.DataParallel(model), torch.optim.SGD(model.parameters(), lr=1.0))
+        >>> list(_named_parameters(nn.DataParallel(model), torch.optim.SGD(model.parameters(), lr=1.0)))
         ['weight', 'bias']
     """
     names = {id(p): name for name, p in _unwrapped(model).named_parameters()}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    return [names.get(id(p), f"unnamed.{index}") for index, p in enumerate(parameters)]
+    return {names.get(id(p), f"unnamed.{index}"): p for index, p in enumerate(parameters)}
+
+
+def _own_layers(optimizer: Preconditioner) -> list[Layer]:
+    """Return the layers whose blocks this process keeps."""
+    return [layer for layer in optimizer.layers if optimizer.ownership.is_mine(layer)]
 
 
 def _block_tensors(optimizer: Preconditioner) -> NamedTensors:
@@ -263,17 +269,5 @@ def _block_tensors(optimizer: Preconditioner) -> NamedTensors:
         >>> list(_block_tensors(Diagonal(nn.Linear(2, 2))))
         ['factors/weight/s', 'factors/bias/s']
     """
-    own = [layer for layer in optimizer.layers if optimizer.ownership.is_mine(layer)]
+    own = _own_layers(optimizer)
     return {f"factors/{layer.name}/{key}": tensor for layer in own for key, tensor in layer.block.tensors.items()}
-
-
-def _factor_names(optimizer: Preconditioner) -> list[str]:
-    """Return the names of the factors that this process keeps, in the order of ``optimizer.factors()``.
-
-    Example:
-        >>> from apo import Kronecker
-        >>> _factor_names(Kronecker(nn.Linear(2, 2)))
-        ['weight/A', 'weight/B', 'weight/S']
-    """
-    own = [layer for layer in optimizer.layers if optimizer.ownership.is_mine(layer)]
-    return [f"{layer.name}/{key}" for layer in own for key in layer.block.factors]

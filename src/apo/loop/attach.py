@@ -22,22 +22,22 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from apo.distributed import leaves_gradients
+from apo.core.mismatch import Idle, fills_gradients
+from apo.distributed import are_several, leaves_gradients
 from apo.errors import ReplayError
 from apo.loop.checks import warn_of_maximising
 from apo.loop.hooks import (
-    fills_gradients,
     is_inner_step,
     refuse_compiled_step,
     run_first,
     run_last,
+    takes_gradients_away,
     unscale_fused,
     with_closure,
 )
-from apo.loop.idle import Idle
 from apo.loop.outputs import Outputs
 from apo.loop.tuner import Tuner
-from apo.passes.isolation import every_module, place_of
+from apo.passes.isolation import every_module
 from apo.passes.recording import Autocast, Call, Recording, own_loss, own_prediction, tree_map
 from apo.torch_internals import functorch_transform, step_post_hooks, step_pre_hooks
 
@@ -50,7 +50,6 @@ class _Observed:
 
     recording: Recording
     order: int = 0  # which of the losses of this iteration it was
-    place: tuple | None = None  # where the weights were, on a meta-step
     weight: Tensor | None = None
     passes: int = 0  # how often it was back-propagated
     probed: Tensor | None = None  # the weight in `torch.autograd.grad`
@@ -158,12 +157,14 @@ class Attached(Tuner):
         if self._left_out:
             return None
         in_closure = with_closure(args, kwargs, self._as_if_outside) if due or self._skips else None
-        self._skipped = in_closure is None and self._takes_gradients()
+        self._skipped = self._skips and in_closure is None and takes_gradients_away(self._parameters())
         if self._skipped:
             return None
-        self._find_moved()
+        if due:
+            self._note_place()
         self._begin_step()
-        self.engine.note_gradients(self.steps, self._theta)
+        if self._theta is not None:
+            self.engine.note_gradients(self.steps, self._theta)
         return in_closure
 
     def _as_if_outside(self, closure: Callable[[], Any]) -> Callable[[], Any]:
@@ -176,9 +177,9 @@ class Attached(Tuner):
                 loss = closure()
             finally:
                 self._in_closure = False
-            self._find_moved()
-            self._skipped = self._takes_gradients()
+            self._skipped = self._skips and takes_gradients_away(self._parameters())
             if self._theta is not None:
+                self._note_place()
                 self.engine.note_gradients(self.steps, self._theta)
                 self._measuring.enter_context(self.rule.measuring())
             return loss
@@ -196,15 +197,13 @@ class Attached(Tuner):
             return
         if self._skipped:
             return self._skip()
-        self._finish_step(self._used_recordings)
+        self._finish_step()
 
-    def _find_moved(self) -> None:
-        """Drop losses of weights that have been changed since, as sharpness-aware minimisation does."""
-        place = place_of(self._parameters()) if self.is_meta_step() else None
+    def _note_place(self) -> None:
+        """Let passes forget their losses if the weights have moved since."""
+        place = self._place()
         for observed in self._observed:
-            if observed.place not in (None, place):
-                observed.recording = replace(observed.recording, loss=None, prediction=None)
-            observed.place = None  # a closure is called again at other weights, on purpose
+            observed.recording = observed.recording.stepped_from(place)
 
     # ------------------------------------------------------------------ the forward and backward passes
 
@@ -212,7 +211,8 @@ class Attached(Tuner):
         self._abandon()
         if _is_training() and self._wants_recording():
             self.engine.find_wrapper()
-            self._pending = self._replayable(Call(args, kwargs))
+            call = Call(args, kwargs)
+            self._pending = call.sealed(self.model) if self.is_meta_step() else call
 
     def _after_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
         if _is_training():
@@ -252,9 +252,8 @@ class Attached(Tuner):
             # The loop may call model.eval() before the step, and may weight the loss in place.
             modules = every_module(part for part in (self.model, self._criterion) if part is not None)
             modes = tuple((module, module.training) for module in modules)
-            recording = recording.ended(loss.detach().clone(), kept, modes=modes)
-        place = place_of(self._parameters()) if self.is_meta_step() else None
-        observed = _Observed(recording, self._losses, place)
+            recording = recording.ended(loss.detach().clone(), kept, self._place(), modes=modes)
+        observed = _Observed(recording, self._losses)
         self._losses += 1
         earlier = [other for other in self._observed if other.weight is not None]
         owner = weakref.ref(self)  # the loss may outlive the tuner, or be kept by it
@@ -279,14 +278,15 @@ class Attached(Tuner):
         again = observed.weight is not None and not (observed.left_gradients and self._gradients_are_clear())
         observed.weight = observed.weight + weight if again else weight  # type: ignore[operator]
         observed.passes = observed.passes + 1 if again else 1
-        observed.left_gradients = self._is_alone() or leaves_gradients(self.engine.network)
+        observed.left_gradients = not are_several() or leaves_gradients(self.engine.network)
         if earlier and earlier[-1].left_gradients and self._gradients_are_clear():
             # They were of a step that a GradScaler left out.
             self._observed = [other for other in self._observed if other not in earlier]
 
     def _used_recordings(self) -> list[Recording]:
-        """Return the passes that were back-propagated, each with its weight in the total loss."""
-        used = self._back_propagated() if self._observed else []
+        if not self._observed:
+            return []
+        used = self._back_propagated()
         self._forget()
         if not used or (len(used) == 1 and not self.is_meta_step()):  # the weight of one loss alone is not asked for
             return [observed.recording for observed in used]
@@ -296,10 +296,7 @@ class Attached(Tuner):
         if not self.begun:  # one look at the first meta-step: reading a weight may wait for a device
             warn_of_maximising(self.engine.criterion, weights)
         divisor = self._loss_scale(weights, sum(observed.passes for observed in used))
-        recordings, parameters = [observed.recording for observed in used], self._parameters()
-        if self.is_meta_step():
-            recordings = [recording.settled(parameters) for recording in recordings]
-        return [replace(recording, weight=w / divisor) for recording, w in zip(recordings, weights, strict=True)]
+        return [replace(each.recording, weight=w / divisor) for each, w in zip(used, weights, strict=True)]
 
     def _back_propagated(self) -> list[_Observed]:
         """Return the losses that made the gradients: those of ``backward()``, else those of ``torch.autograd.grad``."""

@@ -15,7 +15,7 @@ from apo.loop.hooks import own_hooks
 from apo.rules.base import Rule
 from apo.torch_internals import is_scripted
 
-__all__ = ["check_arguments", "is_loss_of_torch", "warn_of_maximising"]
+__all__ = ["check_arguments", "warn_of_maximising"]
 
 
 def check_arguments(
@@ -35,15 +35,7 @@ def check_arguments(
     beside it. Wrappers for data parallelism and compilation and parametrizations list the parameters that an optimizer
     holds as their own.
 
-    Args:
-        door: How the user spelled the call, for messages.
-        optimizer: See :class:`apo.Tuner`, as all others; what is neither optimizer nor rule is not judged here.
-        model: The network.
-        criterion: The loss function.
-        scaler: The ``GradScaler``.
-        cuda_graph: Whether to capture CUDA graphs.
-        on_nonfinite: What becomes of steps that are not finite.
-        save_batch: Whether files hold the batch B'.
+    ``door`` is how the user spelled the call, for messages. What is neither optimizer nor rule is not judged here.
     """
     inner = getattr(optimizer, "optimizer", optimizer)
     held = {id(p) for group in getattr(inner, "param_groups", []) for p in group["params"]}
@@ -87,23 +79,13 @@ def check_arguments(
         )
 
 
-def is_loss_of_torch(criterion: Any) -> bool:
-    """Return whether this is one of torch's losses, all of which are meant to be minimised.
-
-    Example:
-        >>> is_loss_of_torch(nn.MSELoss()), is_loss_of_torch(functional.l1_loss), is_loss_of_torch(max)
-        (True, True, False)
-    """
-    if isinstance(criterion, nn.Module):
-        return type(criterion).__module__ == nn.MSELoss.__module__
-    return criterion is getattr(functional, getattr(criterion, "__name__", ""), None) and criterion is not None
-
-
 def warn_of_maximising(criterion: object, weights: Sequence[Tensor | float]) -> None:
-    """Say that a loss of torch is made larger; a negative weight turns any other criterion into a loss."""
-    if not is_loss_of_torch(criterion):
-        return
-    if any(float(weight.sum() if isinstance(weight, Tensor) else weight) < 0 for weight in weights):
+    """Say that a loss of torch is made larger, which nobody means; a negative weight may turn others into a loss."""
+    if isinstance(criterion, nn.Module):
+        of_torch = type(criterion).__module__ == nn.MSELoss.__module__
+    else:
+        of_torch = callable(criterion) and criterion is getattr(functional, getattr(criterion, "__name__", ""), None)
+    if of_torch and any(float(weight.sum() if isinstance(weight, Tensor) else weight) < 0 for weight in weights):
         warnings.warn(
             "criterion must be minimised, got a negative weight in front of it: the learned rate is the one that "
             "makes the loss larger; back-propagate the loss itself, or detach() apo if that is what you want",

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from apo.distributed import leaves_gradients
+from apo.distributed import are_several, leaves_gradients
 from apo.errors import ApoWarning, ReplayError
-from apo.loop.hooks import hooks_of_others_around, unscale_fused
+from apo.loop.hooks import hooks_of_others_around, takes_gradients_away, unscale_fused
 from apo.loop.tuner import Tuner
-from apo.passes.isolation import place_of
 from apo.passes.recording import Autocast, Recording, Slot, as_arguments, as_call, own_loss, own_prediction, tree_map
 from apo.rules.base import Rule
 
@@ -49,7 +47,6 @@ class APO(Tuner):
         "a meta-step was due but its training batch is unknown: call tuner.backward(...) before tuner.step()"
     )
     _recordings: list[Recording]  # the passes whose gradients the next step uses
-    _places: list[tuple | None]  # where the weights were in each of them, on a meta-step
     _left_gradients = True  # whether the last pass did, see `leaves_gradients`
     _stepping = False
     _has_stepped = False  # a GradScaler leaves a step out after an overflow
@@ -78,7 +75,8 @@ class APO(Tuner):
                 "tuner.step(), or use apo.attach for a loop that steps the optimizer itself"
             )
         self._has_stepped = not (self.is_meta_step() and unscale_fused(optimizer))
-        self.engine.note_gradients(self.steps, self._theta)
+        if self._theta is not None:
+            self.engine.note_gradients(self.steps, self._theta)
 
     def step(self, inputs: Any = None, target: Any = None) -> Tensor | None:
         """Take one training step: forward, backward, optimizer step and, when it is time, meta-step.
@@ -98,21 +96,22 @@ class APO(Tuner):
             self._forget()
             loss = self.backward(inputs, target)
         scaler = self.engine.scaler
-        if scaler is None and self._takes_gradients():  # a scaler does so by itself
+        if scaler is None and self._skips and takes_gradients_away(self._parameters()):  # a scaler does so by itself
             self._skip()
             return loss
         self._stepping, self._has_stepped = True, False
         try:
             # Hooks of others see the step that is taken in the end, not the one that is measured.
             with hooks_of_others_around(self.optimizer, self._before, lambda: self._has_stepped):
-                self._find_moved()
+                place = self._place()
+                self._recordings = [recording.stepped_from(place) for recording in self._recordings]
                 self._begin_step()
                 if scaler is None:
                     self.optimizer.step()
                 else:
                     scaler.step(self.optimizer)
                 if self._has_stepped:
-                    self._finish_step(self._settled_recordings)
+                    self._finish_step()
                 else:
                     self._abandon()  # the scaler found an overflow and left the step out
         except BaseException:
@@ -152,11 +151,10 @@ class APO(Tuner):
             scaler = self.engine.scaler
             (scaled if scaler is None else scaler.scale(scaled)).backward()
         if recording is not None:
-            self._left_gradients = self._is_alone() or leaves_gradients(self.model)
+            self._left_gradients = not are_several() or leaves_gradients(self.model)
             seen = own_prediction(output) if criterion is None else output
             prediction = tree_map(Tensor.detach, seen) if self.fsd_batches.is_same else None
-            self._recordings.append(recording.ended(loss.detach(), prediction, weight))
-            self._places.append(place_of(self._parameters()) if self.is_meta_step() else None)
+            self._recordings.append(recording.ended(loss.detach(), prediction, self._place(), weight=weight))
         return loss.detach()
 
     def record(self, inputs: Any, target: Any = None) -> None:
@@ -193,31 +191,22 @@ class APO(Tuner):
             )
         if self._wants_recording():
             self._recordings.append(self._new_recording(inputs, target))
-            self._places.append(None)
 
     def _new_recording(self, inputs: Any, target: Any) -> Recording:
         """Describe a training pass: the network on ``inputs``, the criterion on its output and ``target``."""
-        call = self._replayable(as_call(inputs))
+        call = as_call(inputs)
+        if self.is_meta_step():
+            call = call.sealed(self.model)
         autocast = Autocast.capture(self.device.type)
         if self.engine.criterion is None:
             return Recording((call,), None, {}, (), autocast)
         return Recording((call,), (None, target), {}, (Slot(0),), autocast)
 
-    def _find_moved(self) -> None:
-        """Drop losses of weights that have been changed since, as sharpness-aware minimisation does."""
-        place = place_of(self._parameters()) if self.is_meta_step() else None
-        for index, measured in enumerate(self._places):
-            if measured not in (None, place):
-                self._recordings[index] = replace(self._recordings[index], loss=None, prediction=None)
-
-    def _settled_recordings(self) -> list[Recording]:
-        if not self.is_meta_step():
-            return list(self._recordings)
-        parameters = self._parameters()
-        return [recording.settled(parameters) for recording in self._recordings]
+    def _used_recordings(self) -> list[Recording]:
+        return self._recordings
 
     def _forget(self) -> None:
-        self._recordings, self._places = [], []
+        self._recordings = []
 
 
 def _check_scalar(loss: Any) -> None:

@@ -22,25 +22,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from apo.torch_internals import optimizer_hook_runner, step_post_hooks, step_pre_hooks, will_reach
+from apo.torch_internals import optimizer_hook_runner, step_post_hooks, step_pre_hooks
+from apo.vectors import norm
 
 __all__ = [
-    "REPLAYING",
-    "Hooks",
-    "fills_gradients",
-    "hooks_of_others_around",
-    "is_inner_step",
-    "own_hooks",
-    "refuse_compiled_step",
-    "run_first",
-    "run_last",
-    "unscale_fused",
-    "with_closure",
-]
+    "REPLAYING", "Hooks", "hooks_of_others_around", "is_inner_step", "own_hooks", "refuse_compiled_step",
+    "run_first", "run_last", "takes_gradients_away", "unscale_fused", "with_closure",
+]  # fmt: skip
 
 
 class _Replaying(threading.local):
@@ -176,7 +167,14 @@ class _StateWithoutHooks:
         assert module is not None
         get_state = getattr(type(module), "__getstate__", None)  # from Python 3.11 on every class has one
         state = vars(module).copy() if get_state is None else get_state(module)
-        return _without_hooks(state) if isinstance(state, dict) else state
+        if not isinstance(state, dict):
+            return state
+        ours = own_hooks(state)
+        state = {name: value for name, value in state.items() if not isinstance(value, _StateWithoutHooks)}
+        for name, value in state.items():  # what torch notes about hooks lies under the same keys
+            if "hooks" in name and isinstance(value, dict):
+                state[name] = type(value)((key, hook) for key, hook in value.items() if key not in ours)
+        return state
 
     @classmethod
     def put_into(cls, module: nn.Module) -> None:
@@ -195,25 +193,10 @@ def own_hooks(state: dict[str, Any]) -> set[int]:
     return {key for hooks in registries for key, hook in hooks.items() if isinstance(hook, _Hook)}
 
 
-def _without_hooks(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a module's attributes without our hooks, and without what torch notes about them under the same keys."""
-    ours = own_hooks(state)
-    state = {name: value for name, value in state.items() if not isinstance(value, _StateWithoutHooks)}
-    for name, value in state.items():
-        if "hooks" in name and isinstance(value, dict):
-            state[name] = type(value)((key, hook) for key, hook in value.items() if key not in ours)
-    return state
-
-
 def with_closure(
     args: tuple, kwargs: dict[str, Any], wrap: Callable[[Any], Any]
 ) -> tuple[tuple, dict[str, Any]] | None:
-    """Return the arguments of a step with its closure wrapped, or None if it has no closure.
-
-    Args:
-        args: Positional arguments, the optimizer first.
-        kwargs: Keyword arguments.
-        wrap: Makes a closure from a closure.
+    """Return the arguments of a step, the optimizer first, with its closure wrapped; None if it has no closure.
 
     Example:
         >>> args, kwargs = with_closure(("optimizer", lambda: 2), {}, lambda closure: lambda: closure() + 1)
@@ -287,6 +270,20 @@ def unscale_fused(optimizer: Optimizer) -> bool:
     return False
 
 
+def takes_gradients_away(parameters: Iterable[Tensor]) -> bool:
+    """Take all gradients away if one of them is not finite, and return whether: the coming step then moves nothing.
+
+    An optimizer cannot be stopped from within its step, but it leaves parameters without a gradient alone, and its
+    state with them. To look at the gradients waits for the device.
+    """
+    moving = [p for p in parameters if p.grad is not None]
+    if bool(torch.isfinite(norm([p.grad for p in moving]))):  # type: ignore[misc]
+        return False
+    for parameter in moving:
+        parameter.grad = None
+    return True
+
+
 def hooks_of_others_around(
     optimizer: Optimizer, own: RemovableHandle, has_stepped: Callable[[], bool]
 ) -> AbstractContextManager[None]:
@@ -331,11 +328,3 @@ def _hooks_of_others_around(
     if has_stepped():
         for hook in others_after.values():
             hook(optimizer, (), {})
-
-
-def fills_gradients(parameters: Iterable[Tensor]) -> bool:
-    """Return whether the backward pass now running fills the ``.grad`` of a parameter; ``autograd.grad`` does not."""
-    try:
-        return any(will_reach(get_gradient_edge(p).node) for p in parameters if p.requires_grad)
-    except RuntimeError:
-        return False

@@ -12,21 +12,20 @@ again while the criterion runs and after the step. Nothing here keeps a tensor, 
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from apo.passes.operations import Operation, Output, Slot, leaves, tree_map
+from apo.passes.operations import Operation, Output, Slot, leaves, tree_map, with_paths
 from apo.passes.recording import Call
 from apo.torch_internals import version_of, without_torch_function
 
-__all__ = ["Outputs", "with_paths"]
+__all__ = ["Outputs"]
 
 
 @dataclass(frozen=True)
@@ -111,12 +110,9 @@ class Outputs:
         def bound(output: Output) -> Output:
             return Output(number[id(output.call)], output.path)
 
-        slots = []
-        for position, origin, shape in sources:
-            first = bound(next(origin.outputs()))
-            operation = origin.mapped(bound, None) if isinstance(origin, Operation) else None
-            slots.append(Slot(position, first.call, () if operation else first.path, shape, operation))
-        return tuple(calls), tuple(slots)
+        return tuple(calls), tuple(
+            Slot(position, origin.mapped(bound, None), shape) for position, origin, shape in sources
+        )
 
     def note(self, function: Callable, args: tuple, kwargs: dict, results: list[tuple[int | None, Tensor]]) -> None:
         """Follow the results of a function if an argument of it is followed."""
@@ -248,27 +244,3 @@ def _is_reshape(value: Tensor, leaf: Tensor) -> bool:
         return False  # a detached output is a constant, such as the target of a stop-gradient
     same_memory = value.data_ptr() == leaf.data_ptr() and value.numel() == leaf.numel() and value.numel() > 0
     return same_memory and value.is_contiguous() and leaf.is_contiguous() and value.dtype == leaf.dtype
-
-
-def with_paths(
-    output: Any, path: tuple[int | str, ...] = (), in_object: bool = False
-) -> Iterator[tuple[tuple[int | str, ...], Tensor]]:
-    """Walk a structure. Objects in objects are not entered: they may refer to one another."""
-    if isinstance(output, Tensor):
-        yield path, output
-    elif isinstance(output, Mapping):
-        for key, value in output.items():
-            yield from with_paths(value, (*path, key), in_object)
-    elif isinstance(output, (tuple, list)):
-        for index, value in enumerate(output):
-            yield from with_paths(value, (*path, index), in_object)
-    elif not in_object:
-        for name, value in _attributes(output).items():
-            yield from with_paths(value, (*path, name), in_object=True)
-
-
-def _attributes(output: Any) -> dict[str, Any]:
-    """Return the attributes of a dataclass or another object that a network returned."""
-    if dataclasses.is_dataclass(output):
-        return {field.name: getattr(output, field.name, None) for field in dataclasses.fields(output)}
-    return {} if isinstance(output, nn.Module) else getattr(output, "__dict__", {})

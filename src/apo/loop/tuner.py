@@ -20,7 +20,6 @@ from contextlib import ExitStack
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -32,16 +31,21 @@ from apo.core.records import History, MetaStep
 from apo.discrepancy import Discrepancy
 from apo.distributed import whole
 from apo.errors import ApoWarning, NonFiniteError, ReplayError
-from apo.loop import checkpoints
+from apo.loop.checkpoints import drop_summary, has_taken_steps, put_summary, take_summary
 from apo.loop.checks import check_arguments
 from apo.loop.hooks import REPLAYING, Hooks
-from apo.passes.isolation import RandomState
-from apo.passes.recording import Call, Recording, tree_map
+from apo.passes.isolation import RandomState, place_of
+from apo.passes.recording import Recording, tree_map
 from apo.rules import as_rule
 from apo.rules.base import Rule
-from apo.vectors import assign_, copies, norm
+from apo.vectors import assign_, copies
 
 __all__ = ["Tuner"]
+
+_NOT_UPDATED = (
+    "a meta-gradient was not finite, so its meta-update was left out (skipped_meta_updates counts them): the "
+    "look-ahead diverges, lower the rate or clip the gradients"
+)
 
 
 class Tuner:
@@ -56,9 +60,8 @@ class Tuner:
         criterion: The loss function; None if the network's output carries its ``loss``, as Hugging Face models' do.
         total_steps: How many steps the optimizer will take, if known: over the second half of them the learned rate
             then falls towards the end, see :mod:`apo.core.objective`.
-        interval: Steps between meta-steps, K in Algorithm 1. ``"auto"`` leaves them to the rule: 10, or for a
-            learning rate 1 for 50 steps (the warm-up is learned), 10 up to step 500, 20 up to 1,500, 40 up to 5,000,
-            then 100.
+        interval: Steps between meta-steps, K in Algorithm 1. ``"auto"`` leaves them to the rule: 10, or for a learning
+            rate 1 for 50 steps (the warm-up is learned), then 10 and, from step 500 on, ever more up to 100.
         fsd_weight: Weight of the function-space term; None for the rule's default.
         wsd_weight: Weight of the weight-space term; None for the rule's default.
         other_batch_share: Share of the loss term that is taken on B' instead of B, see :class:`apo.ProximalObjective`;
@@ -128,13 +131,13 @@ class Tuner:
         self.interval = "auto" if interval == "auto" else whole_number("interval", interval, "or 'auto'")
         share = 0.0 if fsd_batch == "same" else self.rule.other_batch_share
         self.objective = ProximalObjective(
-            self.rule.fsd_weight if fsd_weight is None else fsd_weight,
-            self.rule.wsd_weight if wsd_weight is None else wsd_weight,
-            discrepancy,
-            function,
-            mask,
-            share if other_batch_share is None else other_batch_share,
-            total_steps,
+            fsd_weight=self.rule.fsd_weight if fsd_weight is None else fsd_weight,
+            wsd_weight=self.rule.wsd_weight if wsd_weight is None else wsd_weight,
+            discrepancy=discrepancy,
+            criterion=function,
+            mask=mask,
+            other_batch_share=share if other_batch_share is None else other_batch_share,
+            total_steps=total_steps,
             share_is_default=other_batch_share is None,
         )
         self.fsd_batches = fsd_batches(fsd_batch, self._record_batch)
@@ -143,7 +146,6 @@ class Tuner:
         self.engine = Engine(model, function, self.rule, self.objective, self.fsd_batches, scaler, cuda_graph)
         self.history = History(whole_number("history_limit", history_limit))
         self.steps = self.skipped_meta_updates = self.skipped_steps = 0
-        self.begun = False
         self.save_batch = save_batch
         self._skips = on_nonfinite == "skip"
         self._listeners = [on_meta_step] if callable(on_meta_step) else list(on_meta_step or ())
@@ -155,7 +157,10 @@ class Tuner:
         self._forget()
         self._hooks = Hooks()
         self._install_hooks()
-        checkpoints.continue_from_earlier_steps(self)
+        summary = take_summary(self.rule)
+        self.begun = summary is None and has_taken_steps(self.rule)
+        if summary is not None:
+            self._load_own_state(summary)
 
     def _in_old_form(self, optimizer: Any, model: Any, criterion: Any, loss: Any) -> tuple[Any, Any, Any]:
         """Accept the names of 0.1, with a warning, for one release."""
@@ -244,20 +249,17 @@ class Tuner:
             assign_(list(theta), list(theta.values()))
             self._measuring.close()
 
-    def _finish_step(self, find_recordings: Callable[[], list[Recording]]) -> None:
-        """Complete a step after the optimizer has stepped: learn phi if it is time, count, publish.
-
-        Args:
-            find_recordings: Returns the forward passes whose gradients the step has used.
-        """
+    def _finish_step(self) -> None:
+        """Complete a step after the optimizer has stepped: learn phi if it is time, count, publish."""
         if self._theta is not None:
             self._measuring.close()
         theta, self._theta = self._theta, None  # from here on the network may run again: nothing is to be undone
         record = None
         REPLAYING.now = True
         try:
-            recordings = find_recordings()
+            recordings = self._used_recordings()
             if theta is not None:
+                recordings = [recording.settled(list(theta)) for recording in recordings]
                 if not recordings and any(p.grad is not None for p in theta):
                     raise ReplayError(self._no_recording)
                 often = self.is_meta_step(self.steps + 1)
@@ -278,50 +280,29 @@ class Tuner:
         if record is not None:
             self._publish(record)
 
-    def _takes_gradients(self) -> bool:
-        """Take all gradients away if one of them is not finite and such steps are skipped; return whether.
-
-        An optimizer cannot be stopped from within its step, but it leaves parameters without a gradient alone, and its
-        state with them. To look at the gradients waits for the device.
-        """
-        if not self._skips:
-            return False
-        moving = [p for p in self._parameters() if p.grad is not None]
-        if bool(torch.isfinite(norm([p.grad for p in moving]))):  # type: ignore[misc]
-            return False
-        for parameter in moving:
-            parameter.grad = None
-        return True
-
     def _skip(self) -> None:
         """Leave a step out: it does not count."""
         self._abandon()
         self._forget()
         self.skipped_steps += 1
-        if "skipped" not in self._warned:
-            self._warned.add("skipped")
-            warnings.warn(
-                f"step {self.steps} was left out because its gradients, its loss or the weights after it are not "
-                "finite (skipped_steps counts such steps): look for NaN in the data, or clip the gradients",
-                ApoWarning,
-                stacklevel=2,
-            )
+        self._warn_once(
+            "skipped",
+            f"step {self.steps} was left out because its gradients, its loss or the weights after it are not finite "
+            "(skipped_steps counts such steps): look for NaN in the data, or clip the gradients",
+        )
 
     def _publish(self, record: MetaStep) -> None:
         self.history.append(record)
         for listener in self._listeners:
             listener(record)
-        messages = list(record.warnings)
-        if not record.updated:
-            self.skipped_meta_updates += 1
-            messages.append(
-                "a meta-gradient was not finite, so its meta-update was left out (skipped_meta_updates counts them): "
-                "the look-ahead diverges, lower the rate or clip the gradients"
-            )
-        for message in messages:
-            if message not in self._warned:
-                self._warned.add(message)
-                warnings.warn(f"step {record.step}: {message}", ApoWarning, stacklevel=2)
+        self.skipped_meta_updates += not record.updated
+        for message in [*record.warnings, *([] if record.updated else [_NOT_UPDATED])]:
+            self._warn_once(message, f"step {record.step}: {message}")
+
+    def _warn_once(self, about: str, sentence: str) -> None:
+        if about not in self._warned:
+            self._warned.add(about)
+            warnings.warn(sentence, ApoWarning, stacklevel=3)
 
     # ------------------------------------------------------------------ forward passes
 
@@ -329,17 +310,17 @@ class Tuner:
         """Return whether this iteration's forward pass is needed: by its own meta-step, or as B' of the next one."""
         return self.is_meta_step() or (self.fsd_batches.keeps_previous and self.is_meta_step(self.steps + 1))
 
-    def _replayable(self, call: Call) -> Call:
-        """Note what running a call again depends on; as B' of another step a batch sees other random numbers."""
-        return call.sealed(self.model) if self.is_meta_step() else call
-
-    def _is_alone(self) -> bool:
-        """Return whether this process trains by itself, so that nothing wraps the network or averages gradients."""
-        return not (dist.is_available() and dist.is_initialized())
-
     def _gradients_are_clear(self) -> bool:
         """Return whether accumulation starts again: asked only if an earlier pass of this iteration is known."""
         return not any(p.grad is not None and bool(whole(p.grad.any())) for p in self._parameters())
+
+    def _place(self) -> tuple | None:
+        """Return where the weights are; None if this iteration ends without a meta-step, which alone asks for it."""
+        return place_of(self._parameters()) if self.is_meta_step() else None
+
+    def _used_recordings(self) -> list[Recording]:
+        """Return the forward passes whose gradients the step has used, each with its weight in the total loss."""
+        raise NotImplementedError
 
     def _forget(self) -> None:
         """Drop what is known of the forward passes of this iteration."""
@@ -367,7 +348,7 @@ class Tuner:
         It is plain data for ``torch.load(weights_only=True)``, random streams included.
         """
         optimizer = self.optimizer.state_dict()
-        checkpoints.drop_summary(optimizer["param_groups"])
+        drop_summary(optimizer["param_groups"])
         own = optimizer.pop("apo") | {"fsd_batches": self.fsd_batches.state_dict()}
         return own | {"optimizer": optimizer, "random": RandomState.capture({self.device}).state_dict()}
 
@@ -383,19 +364,37 @@ class Tuner:
             RandomState.from_state_dict(state["random"]).restore()
 
     def _after_state_dict(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
-        state["apo"] = own = checkpoints.own_state(self, with_batch=self.save_batch)
-        checkpoints.put_summary(self, own, state["param_groups"])
+        state["apo"] = {
+            "steps": self.steps,
+            "begun": self.begun,
+            "skipped_meta_updates": self.skipped_meta_updates,
+            "skipped_steps": self.skipped_steps,
+            "rule": self.rule.state_dict(),
+            "fsd_batches": self.fsd_batches.state_dict(with_batch=self.save_batch),
+            "history": self.history.state_dict(),
+        }
+        put_summary(self.rule, state["apo"], state["param_groups"])
 
     def _before_load(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         self._abandon()
         self._loaded = state.pop("apo", None)
 
     def _after_load(self, optimizer: Optimizer) -> None:
-        summary = checkpoints.take_summary(self)
+        summary = take_summary(self.rule)
         loaded, self._loaded, self._due = self._loaded or summary, None, None
         if loaded is None:
             self.rule.load_state_dict(None)
             self.begun = True  # the rate that was loaded is kept: no warm start
         else:
-            checkpoints.load_own_state(self, loaded)
+            self._load_own_state(loaded)
             self._forget()
+
+    def _load_own_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what lies under ``"apo"``, or the summary of it."""
+        self.steps = int(state["steps"])
+        self.begun = bool(state.get("begun", self.steps > 0))  # files of 0.1.0 do not have it
+        self.skipped_meta_updates = int(state["skipped_meta_updates"])
+        self.skipped_steps = int(state.get("skipped_steps", 0))
+        self.rule.load_state_dict(state["rule"])
+        self.fsd_batches.load_state_dict(state["fsd_batches"], self.device)
+        self.history.load_state_dict(state.get("history", []))

@@ -37,9 +37,6 @@ class GraphedNetwork(nn.Module):
     has one set of activations, so a backward pass has to follow its forward pass before the next one. It reads and
     writes fixed memory: it is captured again if weights have moved in memory or a layer has changed its mode.
 
-    Args:
-        network: The network, with all of its parameters on one device.
-
     Example:
         >>> network = GraphedNetwork(nn.Linear(2, 1))
         >>> network(torch.ones(3, 2)).shape
@@ -227,11 +224,7 @@ def capture(graph: torch.cuda.CUDAGraph, **options: Any) -> Iterator[None]:
 
 
 def recorded(what: str, record: Callable[[], Recorded]) -> Recorded | None:
-    """Call a function that records graphs; return its result, or None with a warning if it fails.
-
-    Args:
-        what: What is recorded, as the subject of a sentence.
-        record: Records it.
+    """Call a function that records graphs; return its result, or None with a warning about ``what`` if it fails.
 
     Example:
         >>> recorded("the number", lambda: 3)

@@ -125,9 +125,6 @@ class PlainAttributes:
     as well. Modules of torch itself, wrappers for data parallelism among them, keep no such state, only their own
     affairs.
 
-    Args:
-        modules: The modules, each once.
-
     Example:
         >>> class Counter(nn.Module):
         ...     passes = 0
@@ -248,10 +245,13 @@ class Surface:
         self._devices = {p.device for p in self._parameters}
 
     @contextmanager
-    def undisturbed(self) -> Iterator[None]:
+    def undisturbed(self, modes: Iterable[tuple[nn.Module, bool]] = ()) -> Iterator[None]:
         """Restore buffers, plain attributes, ``.grad``, modes and random streams of everything involved on leaving.
 
         Inside, every ``.grad`` is ``None``: a backward pass starts from a clean slate.
+
+        Args:
+            modes: Modules that are to be in training mode inside, or not to be.
         """
         owners, parameters = self._owners, self._parameters
         places = [(own, name, b) for own in map(own_buffers, owners) for name, b in own.items() if b is not None]
@@ -260,7 +260,7 @@ class Surface:
             if not _is_expanded(buffer):  # torch refuses to write into those; they are put back as they are
                 kinds.setdefault((buffer.dtype, buffer.device), []).append(buffer)
         values = [(buffers, copies(buffers)) for buffers in kinds.values()]
-        modes = [owner.training for owner in owners]
+        modes_now = [owner.training for owner in owners]
         gradients = [p.grad for p in parameters]
         # Gradients that lie in the buckets of DistributedDataParallel are overwritten by its next pass.
         if any(isinstance(o, nn.parallel.DistributedDataParallel) and o.gradient_as_bucket_view for o in owners):
@@ -268,6 +268,7 @@ class Surface:
         state = self.state()
         for parameter in parameters:
             parameter.grad = None
+        _set_modes(modes)
         try:
             yield
         finally:
@@ -275,9 +276,7 @@ class Surface:
                 assign_(buffers, copied)
             for own, name, buffer in places:
                 own[name] = buffer
-            for owner, training in zip(owners, modes, strict=True):
-                if owner.training != training:
-                    owner.training = training
+            _set_modes(zip(owners, modes_now, strict=True))
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient
             state.restore()
@@ -285,6 +284,12 @@ class Surface:
     def state(self) -> PassState:
         """Note what a pass that starts now starts from."""
         return PassState(RandomState.capture(self._devices, self._draws_from_host), PlainAttributes(self._owners))
+
+
+def _set_modes(modes: Iterable[tuple[nn.Module, bool]]) -> None:
+    for module, training in modes:
+        if module.training != training:  # to set an attribute of a module takes long
+            module.training = training
 
 
 @functools.lru_cache  # every pass of a meta-step asks for every module

@@ -11,6 +11,7 @@ again, and saved. A :class:`Slot` is an argument of the criterion that is made i
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 from collections import OrderedDict, UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,10 +22,14 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import get_overridable_functions, resolve_name
 
+from apo.distributed import is_sharded
 from apo.errors import ReplayError
 from apo.torch_internals import version_of
 
-__all__ = ["EASY_WAY", "Operation", "Output", "Slot", "as_plain", "from_plain", "leaves", "odd_type", "tree_map"]
+__all__ = [
+    "EASY_WAY", "Operation", "Output", "Slot", "as_plain", "from_plain", "leaves", "odd_type", "tree_map",
+    "with_paths",
+]  # fmt: skip
 
 #: What to do about something between network and criterion that cannot be run again.
 EASY_WAY = "move what is between network and criterion into the criterion, criterion = apo.criterion(your_function)"
@@ -78,6 +83,30 @@ def leaves(tree: Any, kinds: type | tuple[type, ...] = Tensor) -> list[Any]:
     return []
 
 
+def with_paths(
+    output: Any, path: tuple[int | str, ...] = (), in_object: bool = False
+) -> Iterator[tuple[tuple[int | str, ...], Tensor]]:
+    """Walk a structure. Objects in objects are not entered: they may refer to one another."""
+    if isinstance(output, Tensor):
+        yield path, output
+    elif isinstance(output, Mapping):
+        for key, value in output.items():
+            yield from with_paths(value, (*path, key), in_object)
+    elif isinstance(output, (tuple, list)):
+        for index, value in enumerate(output):
+            yield from with_paths(value, (*path, index), in_object)
+    elif not in_object:
+        for name, value in _attributes(output).items():
+            yield from with_paths(value, (*path, name), in_object=True)
+
+
+def _attributes(output: Any) -> dict[str, Any]:
+    """Return the attributes of a dataclass or another object that a network returned."""
+    if dataclasses.is_dataclass(output):
+        return {field.name: getattr(output, field.name, None) for field in dataclasses.fields(output)}
+    return {} if isinstance(output, nn.Module) else getattr(output, "__dict__", {})
+
+
 def odd_type(tree: Any) -> type | None:
     """Return the type of something that ``torch.load(weights_only=True)`` would refuse, or None if all is plain data.
 
@@ -97,21 +126,35 @@ def odd_type(tree: Any) -> type | None:
     return next((odd for item in inside if (odd := odd_type(item)) is not None), None)
 
 
+def depends_on(tensor: Tensor, parameters: Sequence[Tensor]) -> bool:
+    """Return whether a tensor is one of some parameters or was computed from one; True where that cannot be seen."""
+    if tensor.grad_fn is None:
+        return any(tensor is parameter for parameter in parameters)
+    if any(is_sharded(parameter) for parameter in parameters):
+        return True  # the graph leads to weights that were assembled from the shards, not to the parameters
+    sought = {id(parameter) for parameter in parameters}
+    waiting: list[Any] = [tensor.grad_fn]
+    seen = set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        # A reentrant checkpoint has no graph of what is inside it.
+        if id(getattr(node, "variable", None)) in sought or node.name() == "CheckpointFunctionBackward":
+            return True
+        waiting.extend(following for following, _ in node.next_functions)
+    return False
+
+
 @dataclass(frozen=True)
 class Output:
-    """A tensor that a call of the network returned.
+    """A tensor that a call of the network returned."""
 
-    Attributes:
-        call: The call; its index, in a recording.
-        path: Keys into the structure of what it returned.
-        order: Which of the calls of this iteration it was.
-        whole: The type of what the call returned, and how many tensors there are in it.
-    """
-
-    call: Any
-    path: tuple[int | str, ...] = ()
-    order: int = 0
-    whole: tuple[type, int] = (Tensor, 1)
+    call: Any  # its index, in a recording
+    path: tuple[int | str, ...] = ()  # keys into the structure of what it returned
+    order: int = 0  # which of the calls of this iteration it was
+    whole: tuple[type, int] = (Tensor, 1)  # the type of what the call returned, and how many tensors there are in it
 
     def run(self, outputs: Sequence[Any]) -> Any:
         """Take the tensor out of what the calls returned."""
@@ -121,6 +164,14 @@ class Output:
         """Yield the outputs of the network that this is made of."""
         yield self
 
+    def constants(self) -> list[Tensor]:
+        """Return no tensors: nothing was computed."""
+        return []
+
+    def is_unchanged(self) -> bool:
+        """Return True: there is no constant that could have changed."""
+        return True
+
     def mapped(self, on_output: Callable[[Output], Output], on_tensor: Any) -> Output:
         """Return a copy with other outputs."""
         return on_output(self)
@@ -128,21 +179,13 @@ class Output:
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """A call of one of torch's functions.
-
-    Attributes:
-        function: The function.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        item: Which of several results it is; None if there is one.
-        versions: The version counters of its constants, to notice those that were changed in place since.
-    """
+    """A call of one of torch's functions."""
 
     function: Callable[..., Any]
     args: tuple
     kwargs: dict[str, Any]
-    item: int | None = None
-    versions: tuple[int, ...] = ()
+    item: int | None = None  # which of several results it is; None if there is one
+    versions: tuple[int, ...] = ()  # version counters of its constants, to notice those that were changed in place
 
     def sealed(self) -> Operation:
         """Return a copy that knows the version counters of its constants."""
@@ -159,11 +202,10 @@ class Operation:
         for node in self._inside((Output, Operation)):
             yield from node.outputs()
 
-    def constants(self) -> Iterator[Tensor]:
-        """Yield all tensors that are not computed from outputs of the network."""
-        yield from self._inside(Tensor)
-        for operation in self._inside(Operation):
-            yield from operation.constants()
+    def constants(self) -> list[Tensor]:
+        """Return all tensors that are not computed from outputs of the network."""
+        inside = [tensor for operation in self._inside(Operation) for tensor in operation.constants()]
+        return self._inside(Tensor) + inside
 
     def is_unchanged(self) -> bool:
         """Return whether no constant was changed in place since :meth:`sealed`."""
@@ -191,34 +233,20 @@ class Operation:
 
 @dataclass(frozen=True)
 class Slot:
-    """A place among the criterion's arguments that takes an output of the network.
+    """A place among the criterion's arguments that takes an output of the network, or what was made of it."""
 
-    Attributes:
-        position: Index of the positional argument, or name of the keyword argument.
-        call: Which call of the network the output comes from.
-        path: Keys into the structure of that output.
-        shape: Shape to which the output was reshaped, with the leading size left open; None if it was not reshaped.
-        operation: What else was done to the outputs, in place of the path; None for nothing.
-    """
-
-    position: int | str
-    call: int = 0
-    path: tuple[int | str, ...] = ()
-    shape: tuple[int, ...] | None = None
-    operation: Operation | None = None
+    position: int | str  # index of the positional argument, or name of the keyword argument
+    origin: Output | Operation = Output(0)  # what goes there
+    shape: tuple[int, ...] | None = None  # to which that was reshaped, with the leading size left open
 
     def take(self, outputs: list[Any]) -> Any:
         """Make this slot's value from the outputs of the calls."""
-        if self.operation is not None:
-            return self.operation.run(outputs)
-        value = _pick(outputs[self.call], self.path)
+        value = self.origin.run(outputs)
         return value if self.shape is None else value.reshape(-1, *self.shape[1:])
 
     def with_constants(self, function: Callable[[Tensor], Tensor]) -> Slot:
         """Return a copy in which other tensors take part in the operation."""
-        if self.operation is None:
-            return self
-        return replace(self, operation=self.operation.mapped(lambda output: output, function))
+        return replace(self, origin=self.origin.mapped(lambda output: output, function))
 
     def for_another_batch(self, position: int | str) -> Slot:
         """Return the slot for a batch of another source, which calls the network once.
@@ -226,15 +254,26 @@ class Slot:
         Raises:
             ReplayError: A tensor takes part that belongs to this batch, for all that can be seen.
         """
-        operation = self.operation
-        if operation is not None and (
-            next(operation.constants(), None) is not None or any(output.call for output in operation.outputs())
-        ):
+        origin = self.origin
+        if isinstance(origin, Operation) and (origin.constants() or any(output.call for output in origin.outputs())):
             raise ReplayError(
                 "fsd_batch must be 'previous' or 'same' where a tensor of the batch, such as a mask, is used between "
                 f"network and criterion, got batches of another source: {EASY_WAY}"
             )
-        return replace(self, position=position, call=0)
+        return replace(self, position=position, origin=origin.mapped(lambda output: Output(0, output.path), None))
+
+    def state_dict(self) -> tuple:
+        """Return plain data, in the form of the first files: call and path of an output stand apart from the rest."""
+        if isinstance(self.origin, Output):
+            return self.position, self.origin.call, self.origin.path, self.shape, None
+        return self.position, next(self.origin.outputs()).call, (), self.shape, as_plain(self.origin)
+
+    @classmethod
+    def from_state_dict(cls, state: Sequence) -> Slot:
+        """Read back what :meth:`state_dict` returned."""
+        position, call, path, shape, *operation = map(from_plain, state)
+        origin = operation[0] if operation and operation[0] is not None else Output(call, tuple(path))
+        return cls(position, origin, shape)
 
 
 def _pick(value: Any, path: Sequence[int | str]) -> Any:

@@ -23,24 +23,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from apo.distributed import is_sharded
 from apo.errors import ReplayError
 from apo.passes.isolation import PassState, every_module
-from apo.passes.operations import EASY_WAY, Slot, as_plain, from_plain, leaves, odd_type, tree_map
+from apo.passes.operations import EASY_WAY, Slot, depends_on, leaves, odd_type, tree_map
 from apo.torch_internals import own_parameters, version_of
 
 __all__ = [
-    "Autocast",
-    "Call",
-    "Recording",
-    "Slot",
-    "as_arguments",
-    "as_call",
-    "odd_type",
-    "own_loss",
-    "own_prediction",
+    "Autocast", "Call", "Recording", "Slot", "as_arguments", "as_call", "odd_type", "own_loss", "own_prediction",
     "tree_map",
-]
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -76,20 +67,19 @@ class Autocast:
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of one call of the network, with the state that it started from (None: the current one).
-
-    ``versions`` are the version counters of its tensors, to notice a batch that was changed in place; ``is_functional``
-    says that the network ran with tensors in the place of its parameters.
-    """
+    """The arguments of one call of the network, with the state that it started from."""
 
     args: tuple
     kwargs: dict[str, Any]
-    start: PassState | None = None
-    versions: tuple[int, ...] = ()
-    is_functional: bool = False
+    start: PassState | None = None  # None: the current one
+    versions: tuple[int, ...] = ()  # version counters of its tensors, to notice a batch that was changed in place
+    is_functional: bool = False  # whether the network ran with tensors in the place of its parameters
 
     def sealed(self, model: nn.Module) -> Call:
-        """Note what a call of the network starts from now, and the version counters of all tensors."""
+        """Note what the call starts from now, and the version counters of all tensors, as a meta-step needs it.
+
+        As B' of another step a batch sees other random numbers.
+        """
         modules = every_module([model])
         return Call(self.args, self.kwargs, PassState.capture(modules), self._versions(), _is_functional(modules))
 
@@ -97,8 +87,7 @@ class Call:
         """Return a copy that leaves random streams alone that the call has not drawn from."""
         if self.start is None:
             return self
-        start = PassState(self.start.random.trimmed(), self.start.attributes)
-        return Call(self.args, self.kwargs, start, self.versions, self.is_functional)
+        return replace(self, start=PassState(self.start.random.trimmed(), self.start.attributes))
 
     def run(self, model: nn.Module) -> Any:
         """Run the call again, from the state that it started from."""
@@ -120,29 +109,18 @@ class Call:
 
 @dataclass(frozen=True)
 class Recording:
-    """One forward pass of the network and its loss, ready to be run again.
-
-    Attributes:
-        calls: The calls of the network.
-        loss_args: Positional arguments of the criterion; slots are filled in. None if the network returns its loss.
-        loss_kwargs: Keyword arguments of the criterion.
-        slots: Where the outputs go.
-        autocast: Precision of the forward pass.
-        loss: Value of the loss in training, detached; None if it is not known at the weights of the step.
-        weight: Factor of this loss in what was back-propagated (1/n for n accumulated micro-batches).
-        prediction: What the criterion saw in training, detached; kept only if it is needed.
-        modes: The modules of network and criterion, and whether each was in training mode.
-    """
+    """One forward pass of the network and its loss, ready to be run again."""
 
     calls: tuple[Call, ...]
-    loss_args: tuple | None
+    loss_args: tuple | None  # of the criterion, slots are filled in; None if the network returns its loss
     loss_kwargs: dict[str, Any]
-    slots: tuple[Slot, ...]
+    slots: tuple[Slot, ...]  # where the outputs go
     autocast: Autocast
-    loss: Tensor | None = None
-    weight: float | Tensor = 1.0
-    prediction: Any = None
-    modes: tuple[tuple[nn.Module, bool], ...] = ()
+    loss: Tensor | None = None  # in training, detached; None if it is not known at the weights of the step
+    weight: float | Tensor = 1.0  # of this loss in what was back-propagated: 1/n for n micro-batches
+    prediction: Any = None  # what the criterion saw in training, detached; kept only if it is needed
+    modes: tuple[tuple[nn.Module, bool], ...] = ()  # whether each module was in training mode
+    place: tuple | None = None  # where the weights were, see `place_of`; None if nobody needs to know
 
     def evaluate(self, model: nn.Module, criterion: Callable | None) -> tuple[Any, Tensor | None]:
         """Run the network and the criterion again.
@@ -181,10 +159,23 @@ class Recording:
         calls = [Call(call.args, call.kwargs, start) for call in self.calls]
         return replace(self, calls=tuple(calls), weight=weight)
 
-    def ended(self, loss: Tensor, prediction: Any = None, weight: float | Tensor = 1.0, modes: tuple = ()) -> Recording:
+    def ended(
+        self, loss: Tensor, prediction: Any, place: tuple | None, *, weight: float = 1.0, modes: tuple = ()
+    ) -> Recording:
         """Return a copy that knows the loss; random streams that the pass has not drawn from are left out."""
-        calls = [call.ended() for call in self.calls]
-        return replace(self, calls=tuple(calls), loss=loss, prediction=prediction, weight=weight, modes=modes)
+        calls = tuple(call.ended() for call in self.calls)
+        return replace(self, calls=calls, loss=loss, prediction=prediction, weight=weight, modes=modes, place=place)
+
+    def stepped_from(self, place: tuple | None) -> Recording:
+        """Return a copy that knows the loss only if the weights are where they were: SAM, say, moves them in between.
+
+        It has no place of its own any more: a closure that follows may move the weights on purpose.
+        """
+        if self.place is None:
+            return self
+        if self.place == place:
+            return replace(self, place=None)
+        return replace(self, place=None, loss=None, prediction=None)
 
     @property
     def draws_from_host(self) -> bool:
@@ -193,7 +184,7 @@ class Recording:
 
     def depends_on(self, parameters: Sequence[Tensor]) -> bool:
         """Return whether an argument of the criterion, slots apart, was computed from one of these parameters."""
-        return any(_depends_on(tensor, parameters) for tensor in leaves((self.loss_args, self.loss_kwargs)))
+        return any(depends_on(tensor, parameters) for tensor in leaves((self.loss_args, self.loss_kwargs)))
 
     def settled(self, parameters: Sequence[Tensor]) -> Recording:
         """Return a copy whose arguments are constants: no pass reaches behind them or leaves a gradient in them.
@@ -213,14 +204,13 @@ class Recording:
             )
         calls = [(call.args, call.kwargs) for call in self.calls]
         everything = (calls, self.loss_args, self.loss_kwargs)
-        operations = [slot.operation for slot in self.slots if slot.operation is not None]
-        between = [tensor for operation in operations for tensor in operation.constants()]
-        if any(tensor.grad_fn is not None and _depends_on(tensor, parameters) for tensor in between):
+        between = [tensor for slot in self.slots for tensor in slot.origin.constants()]
+        if any(tensor.grad_fn is not None and depends_on(tensor, parameters) for tensor in between):
             raise ReplayError(
                 "a tensor that was computed from parameters is used between network and criterion, so it cannot be "
                 f"evaluated at other weights: {EASY_WAY}, or let the network return the result"
             )
-        if not all(operation.is_unchanged() for operation in operations):
+        if not all(slot.origin.is_unchanged() for slot in self.slots):
             raise ReplayError(
                 "a tensor that is used between network and criterion was changed in place before optimizer.step(), so "
                 f"it cannot be evaluated again: clone it, or {EASY_WAY}"
@@ -239,7 +229,7 @@ class Recording:
     def _check_arguments(self, parameters: Sequence[Tensor]) -> None:
         for call in self.calls:
             for name, value in _named(call.args, call.kwargs):
-                if any(_depends_on(tensor, parameters) for tensor in leaves(value)):
+                if any(depends_on(tensor, parameters) for tensor in leaves(value)):
                     raise ReplayError(
                         f"argument {name} of the network is a parameter of the optimizer or was computed from one, and "
                         "running the network again does not repeat that: give apo a module that does both in its "
@@ -247,7 +237,7 @@ class Recording:
                     )
         for name, value in _named(self.loss_args or (), self.loss_kwargs):
             computed = (tensor for tensor in leaves(value) if tensor.grad_fn is not None)
-            if any(_depends_on(tensor, parameters) for tensor in computed):
+            if any(depends_on(tensor, parameters) for tensor in computed):
                 raise ReplayError(
                     f"argument {name} of the criterion was computed from the network in a way that cannot be repeated "
                     f"at other weights: {EASY_WAY}, let the network return it as it is, or detach() it"
@@ -281,7 +271,7 @@ class Recording:
             "calls": [(call.args, call.kwargs) for call in self.calls],
             "loss_args": self.loss_args,
             "loss_kwargs": self.loss_kwargs,
-            "slots": [(s.position, s.call, s.path, s.shape, as_plain(s.operation)) for s in self.slots],
+            "slots": [slot.state_dict() for slot in self.slots],
             "autocast": (self.autocast.device_type, self.autocast.enabled, self.autocast.dtype),
             "weight": self.weight,
         }
@@ -294,7 +284,7 @@ class Recording:
             calls=tuple(Call(tuple(args), kwargs) for args, kwargs in state["calls"]),
             loss_args=None if state["loss_args"] is None else tuple(state["loss_args"]),
             loss_kwargs=state["loss_kwargs"],
-            slots=tuple(Slot(p, call, tuple(path), *map(from_plain, rest)) for p, call, path, *rest in state["slots"]),
+            slots=tuple(map(Slot.from_state_dict, state["slots"])),
             autocast=Autocast(*state["autocast"]),
             weight=state.get("weight", 1.0),
         )
@@ -378,24 +368,3 @@ def _named(args: tuple, kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Give every argument a name for messages: positions are counted from one."""
     yield from ((str(index), value) for index, value in enumerate(args, start=1))
     yield from ((repr(name), value) for name, value in kwargs.items())
-
-
-def _depends_on(tensor: Tensor, parameters: Sequence[Tensor]) -> bool:
-    """Return whether a tensor is one of some parameters or was computed from one; True where that cannot be seen."""
-    if tensor.grad_fn is None:
-        return any(tensor is parameter for parameter in parameters)
-    if any(is_sharded(parameter) for parameter in parameters):
-        return True  # the graph leads to weights that were assembled from the shards, not to the parameters
-    sought = {id(parameter) for parameter in parameters}
-    waiting: list[Any] = [tensor.grad_fn]
-    seen = set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        # A reentrant checkpoint has no graph of what is inside it.
-        if id(getattr(node, "variable", None)) in sought or node.name() == "CheckpointFunctionBackward":
-            return True
-        waiting.extend(following for following, _ in node.next_functions)
-    return False

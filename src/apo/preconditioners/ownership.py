@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from apo.distributed import Processes, shard_like, whole
+from apo.distributed import Processes, are_several, shard_like, whole
 from apo.preconditioners.bundled import Groups, LookAhead, Rates, initial_steps
 from apo.preconditioners.plan import Layer
 
@@ -25,11 +25,7 @@ __all__ = ["LayerByLayer", "Ownership", "balanced", "sharing_group"]
 
 @final
 class Ownership:
-    """The owner of each block; this process owns all of them if there is no group.
-
-    Args:
-        layers: The plan, the same on all processes.
-        group: The process group that shares the blocks, or None.
+    """The owner of each block; this process owns all of them if there is no group. All processes have the same plan.
 
     Example:
         >>> from apo.preconditioners import plan_layers
@@ -86,10 +82,6 @@ class LayerByLayer:
     """Multiplies the gradient of each layer by its block; with several processes, on the block's owner.
 
     The methods are those of ``Bundled``. All processes have to call them, to assemble the shards of tensors.
-
-    Args:
-        layers: The plan.
-        ownership: Which process keeps which block.
 
     Example:
         >>> from apo.preconditioners import plan_layers
@@ -213,4 +205,4 @@ def sharing_group(model: Any, parameters: Sequence[Tensor], distribute: bool | N
     groups = sharded or Processes.of(module, parameters).groups
     if groups:
         return groups[-1]  # if a mesh also replicates, its last dimension is the one that shards
-    return dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+    return dist.group.WORLD if are_several() else None

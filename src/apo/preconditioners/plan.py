@@ -74,27 +74,13 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True)
 class Choices:
-    """The user's choices about the blocks.
+    """The user's choices about the blocks."""
 
-    Attributes:
-        conv: ``"matrix"`` or ``"factored"``: how convolutions are treated; ``"auto"`` factors those that are too wide.
-        max_dim: The longest side that gets a dense factor; for the full structure the largest number of parameters.
-        matmul: Precision of products with the factors.
-        memory: Coefficient of the running averages if the blocks are to be those of an eigenbasis; else None.
-        sampled: Whether these average gradients at sampled targets.
-
-    Example:
-        >>> Choices(max_dim=0)
-        Traceback (most recent call last):
-            ...
-        ValueError: max_dim must be a positive integer, got 0
-    """
-
-    conv: str = "matrix"
-    max_dim: int = 8192
-    matmul: str = "float32"
-    memory: float | None = None
-    sampled: bool = False
+    conv: str = "matrix"  # or "factored": how convolutions are treated; "auto" factors those that are too wide
+    max_dim: int = 8192  # the longest side that gets a dense factor; for Full the largest number of parameters
+    matmul: str = "float32"  # precision of products with the factors
+    memory: float | None = None  # coefficient of the running averages of an eigenbasis; None for other structures
+    sampled: bool = False  # whether these average gradients at sampled targets
 
     def __post_init__(self) -> None:
         if self.conv not in ("matrix", "factored", "auto"):

@@ -61,9 +61,6 @@ class Replayed:
     Steps are the same if the same parameters have gradients, the options of their groups that affect P are unchanged
     and no tensor has been replaced. Otherwise, and while another CUDA graph is being recorded, everything runs eagerly.
     The gradients that :meth:`pull_back` returns are valid until its next call.
-
-    Args:
-        layers: The plan, on one GPU.
     """
 
     def __init__(self, layers: Sequence[Layer]) -> None:

@@ -94,18 +94,10 @@ class Kronecker(Preconditioner):
     ) -> None:
         self._choices = Choices(conv, max_dim, matmul)
         super().__init__(
-            model,
-            lr,
-            params=params,
-            scale=scale,
-            momentum=momentum,
-            clip=clip,
-            weight_decay=weight_decay,
-            decoupled_weight_decay=decoupled_weight_decay,
-            warmup=warmup,
-            warmup_steps=warmup_steps,
+            model, lr, params=params, scale=scale, momentum=momentum, clip=clip, weight_decay=weight_decay,
+            decoupled_weight_decay=decoupled_weight_decay, warmup=warmup, warmup_steps=warmup_steps,
             distribute=distribute,
-        )
+        )  # fmt: skip
 
     def plan(self, model: Model, params: list[Tensor]) -> list[Layer]:
         """Plan each parameter by the kind of module that owns it."""
@@ -130,10 +122,7 @@ class Eigenbasis(Preconditioner):
     The rows of the table in :mod:`apo.preconditioners.plan` say which matrix a module's gradient is. Embeddings,
     normalisation layers and single numbers have no basis: there V is a second moment per weight.
 
-    ``apo.Preconditioned(Eigenbasis(model))`` has its own defaults, and needs neither a rate nor a schedule: a warm
-    start, a meta-step at each of the first 50 steps, a step to the turning point of Q for all r together, Adam at 0.1
-    for the logarithms of r and :math:`\delta`, weights of 0.3 and 0.1 for the function-space and the weight-space term,
-    0.3 of the loss term on the other batch, and an end that fades if ``total_steps`` is given.
+    :class:`apo.Preconditioned` has defaults for it, with which it needs neither a rate nor a schedule.
 
     Args:
         model: The network, or a parameter or list of parameters that belong to no module.
@@ -206,18 +195,10 @@ class Eigenbasis(Preconditioner):
         self._choices = Choices(conv, max_dim, matmul, memory, self.wants_sampled_gradients)
         self.refresh_interval = whole_number("refresh_interval", refresh_interval)
         super().__init__(
-            model,
-            lr,
-            params=params,
-            scale=scale,
-            momentum=momentum,
-            clip=clip,
-            weight_decay=weight_decay,
-            decoupled_weight_decay=decoupled_weight_decay,
-            warmup=warmup,
-            warmup_steps=warmup_steps,
+            model, lr, params=params, scale=scale, momentum=momentum, clip=clip, weight_decay=weight_decay,
+            decoupled_weight_decay=decoupled_weight_decay, warmup=warmup, warmup_steps=warmup_steps,
             distribute=distribute,
-        )
+        )  # fmt: skip
 
     def plan(self, model: Model, params: list[Tensor]) -> list[Layer]:
         """Plan each parameter by the kind of module that owns it."""
@@ -314,17 +295,9 @@ class Full(Preconditioner):
     ) -> None:
         self._choices = Choices(max_dim=max_dim)
         super().__init__(
-            model,
-            lr,
-            params=params,
-            scale=scale,
-            momentum=momentum,
-            clip=clip,
-            weight_decay=weight_decay,
-            decoupled_weight_decay=decoupled_weight_decay,
-            warmup=warmup,
-            warmup_steps=warmup_steps,
-        )
+            model, lr, params=params, scale=scale, momentum=momentum, clip=clip, weight_decay=weight_decay,
+            decoupled_weight_decay=decoupled_weight_decay, warmup=warmup, warmup_steps=warmup_steps,
+        )  # fmt: skip
 
     def plan(self, model: Model, params: list[Tensor]) -> list[Layer]:
         """Plan all parameters together."""
