@@ -190,6 +190,11 @@ class ProximalObjective:
     def fsd(self, new: Any, old: Any, recording: Recording) -> Tensor:
         r"""Return the mean of :math:`\rho(new, old)` over the positions of the batch that count."""
         assert self.discrepancy is not None
+        criterion, rho = self._wanted[1], self.discrepancy
+        # The criterion leaves padding out by itself.
+        as_in_training = recording.loss_args is not None and not callable(self._mask)
+        if as_in_training and criterion is not None and isinstance(rho, Bregman) and rho.is_of(criterion):
+            return rho.of_loss(functools.partial(recording.loss_of, criterion), new, old)
         mask = self._padding(recording, new) if self._mask == "auto" else None
         if callable(self._mask):
             mask = self._mask(recording)
