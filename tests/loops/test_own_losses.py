@@ -1,6 +1,8 @@
-"""Losses of one's own: criteria with other arguments than outputs and targets."""
+"""Losses of one's own: criteria with other arguments than outputs and targets, networks that return more than a loss."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -86,4 +88,49 @@ def test_outputs_that_are_no_tensors_are_refused_with_what_to_return():
     apo.attach(optimizer, model, criterion, discrepancy=apo.Bregman(criterion))
     criterion(model(digits()[0][:8]), torch.zeros(8, 1)).backward()
     with pytest.raises(TypeError, match="got an object of type Normal: let it return tensors"):
+        optimizer.step()
+
+
+class Labeller(nn.Module):
+    """Returns what a user has put together: scores, the loss and its parts."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.body, self.form = mlp(), form
+
+    def forward(self, x, labels):
+        scores = self.body(x)
+        loss = F.cross_entropy(scores, labels)
+        if self.form == "mapping":
+            return {"scores": scores, "loss": loss, "entropy": scores.logsumexp(-1).mean()}
+        return SimpleNamespace(logits=scores, loss=loss)
+
+
+@pytest.mark.parametrize("form", ["mapping", "object"])
+def test_a_network_that_returns_its_loss_among_other_things_ends_near_the_best_rate(form):
+    def loop(lr, attach):
+        model = Labeller(form)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+        tuner, start = attach(optimizer, model, total_steps=STEPS), wrong(model.body)
+        for x, y in digit_batches(STEPS):
+            optimizer.zero_grad()
+            out = model(x, y)
+            (out["loss"] if form == "mapping" else out.loss).backward()
+            optimizer.step()
+        return Run(start, wrong(model.body), tuner)
+
+    assert_learns(loop, [3e-3, 1e-2], initial=1e-6, short=0.06)
+
+
+def test_a_network_that_returns_numbers_alone_is_told_to_return_its_outputs():
+    class Numbers(nn.Linear):
+        def forward(self, x, y):
+            loss = F.mse_loss(super().forward(x), y)
+            return {"loss": loss, "reconstruction": loss.detach()}
+
+    model = Numbers(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    apo.attach(optimizer, model)
+    model(torch.randn(8, 4), torch.randn(8, 1))["loss"].backward()
+    with pytest.raises(TypeError, match="got nothing else: let it return its outputs as well"):
         optimizer.step()

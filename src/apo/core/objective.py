@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -45,6 +45,7 @@ from torch import Tensor
 
 from apo.arguments import whole_number
 from apo.discrepancy import Bregman, CategoricalKL, Discrepancy, for_loss
+from apo.discrepancy.base import select_output
 from apo.passes.recording import Recording
 from apo.vectors import advance_, norm, wide
 
@@ -206,7 +207,7 @@ class ProximalObjective:
 
     def _padding(self, recording: Recording, new: Any) -> Tensor | None:
         """Find the mask that the batch itself carries, if its shape fits the outputs."""
-        logits = new.get("logits") if isinstance(new, Mapping) else new
+        logits = select_output(new, None)
         if not isinstance(logits, Tensor):
             return None
         target, ignored = recording.target, recording.loss_kwargs.get("ignore_index", self._ignore_index)

@@ -362,7 +362,13 @@ def own_loss(output: Any) -> Tensor:
 
 
 def own_prediction(output: Any) -> Any:
-    """Return what a network that computes its own loss returned beside it; a tuple has None in its place."""
+    """Return what a network that computes its own loss returned beside it and beside other numbers, such as its parts.
+
+    These are None in a tuple, and left out of a mapping, unless that names its logits.
+    """
+    if isinstance(output, Mapping):
+        has_numbers = "logits" not in output and any(_is_number(item) for item in output.values())
+        return {key: item for key, item in output.items() if not _is_number(item)} if has_numbers else output
     if not isinstance(output, (tuple, list)) or hasattr(output, "loss"):
         return output
     return tuple(None if _is_number(item) else item for item in output)
