@@ -93,6 +93,12 @@ def test_auto_knows_the_loss_or_names_the_divergence_that_fits(name):
     assert_not_silently_lost(loop, rates, initial=1e-6, short=0.1, about=ONE_DIVERGENCE)
 
 
+@pytest.mark.parametrize("criterion", [nn.L1Loss(), nn.HuberLoss()], ids=["L1Loss", "HuberLoss"])
+def test_a_loss_that_grows_linearly_learns_targets_in_the_thousands(criterion):
+    loop = regression_loop(criterion, lambda: mlp(64, 2), lambda x, y, label: 1000 * y, steps=300)
+    assert_learns(loop, [3e-2, 1e-1, 3e-1], initial=1e-6, short=0.1)
+
+
 def test_auto_knows_gaussian_nll_of_two_outputs_or_names_the_divergence_that_fits():
     class MeanAndVariance(nn.Module):
         def __init__(self):
