@@ -49,7 +49,7 @@ def for_loss(loss: Callable[..., Any], output: OutputSelector = None) -> Discrep
         output: See :class:`Discrepancy`.
 
     Raises:
-        ValueError: If no closed form is known for the loss, or if the loss is not averaged over the batch.
+        ValueError: If no closed form is known for the loss, or if the loss is summed over the batch.
 
     Example:
         >>> for_loss(nn.MSELoss()).reduction
@@ -75,10 +75,10 @@ def for_loss(loss: Callable[..., Any], output: OutputSelector = None) -> Discrep
         )
     wanted = "batchmean" if name in ("KLDivLoss", "kl_div") else "mean"
     reduction = options.get("reduction", "mean")
-    if reduction != wanted:
+    if reduction not in (wanted, "none"):  # without reduction, the loop takes the mean, with weights of its own
         raise ValueError(
             f'criterion must be a mean over the examples for discrepancy="auto", got reduction={reduction!r}: use '
-            f'reduction="{wanted}", or pass discrepancy=apo.{matching!r} and a fsd_weight on the scale of the loss'
+            f'reduction="{wanted}", or pass discrepancy=apo.{matching!r} and fsd_weight=0.3 times the batch size'
         )
     return matching
 
