@@ -104,10 +104,14 @@ def test_for_loss_refuses_the_mean_of_kl_div_that_divides_by_the_classes_as_well
         for_loss(nn.KLDivLoss())
 
 
-@pytest.mark.parametrize("loss", [nn.MSELoss(reduction="sum"), functools.partial(F.cross_entropy, reduction="none")])
-def test_for_loss_refuses_a_loss_that_is_not_a_mean(loss):
-    with pytest.raises(ValueError, match="must be a mean over the examples"):
+@pytest.mark.parametrize("loss", [nn.MSELoss(reduction="sum"), functools.partial(F.cross_entropy, reduction="sum")])
+def test_for_loss_refuses_a_loss_that_is_a_sum(loss):
+    with pytest.raises(ValueError, match=r"must be a mean over the examples.*fsd_weight=0\.3 times the batch size"):
         for_loss(loss)
+
+
+def test_for_loss_knows_a_loss_without_reduction():
+    assert type(for_loss(functools.partial(F.cross_entropy, reduction="none"))) is CategoricalKL
 
 
 def test_bregman_without_targets_says_that_it_needs_them():

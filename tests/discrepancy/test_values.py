@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.distributions import Bernoulli, Categorical, Normal, Poisson, kl_divergence
 
 from apo.discrepancy import BernoulliKL, CategoricalKL, GaussianKL, HuberDistance, PoissonKL, SquaredError
@@ -100,6 +101,18 @@ def test_huber_distance_is_the_robust_loss_between_new_and_old_outputs():
     huber, smooth = torch.nn.HuberLoss(delta=0.5)(new, old), torch.nn.SmoothL1Loss(beta=2.0)(new, old)
     torch.testing.assert_close(HuberDistance(0.5, 0.5, "mean")(new, old), huber)
     torch.testing.assert_close(HuberDistance(2.0, reduction="mean")(new, old), smooth)
+
+
+def test_huber_distance_is_linear_beyond_the_mean_distance_from_the_targets_if_that_is_more():
+    new, old, target = normal(5, 3, seed=1), normal(5, 3, seed=2), 100 * normal(5, 3, seed=3)
+    delta = F.l1_loss(old, target).item()
+    expected = F.smooth_l1_loss(new, old, beta=delta)
+    torch.testing.assert_close(HuberDistance(reduction="mean")(new, old, target=target), expected)
+    kept = torch.tensor([True, False, True, True, False])
+    some = HuberDistance(reduction="mean")(new[kept], old[kept], target=target[kept])
+    torch.testing.assert_close(HuberDistance(reduction="mean")(new, old, kept, target), some)
+    for near in (old + 0.01, torch.zeros(5), None):  # nothing to reach for, other targets, none
+        torch.testing.assert_close(HuberDistance()(new, old, target=near), HuberDistance()(new, old))
 
 
 def test_squared_error_has_a_half_when_summed_and_none_when_averaged():

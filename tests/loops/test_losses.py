@@ -93,6 +93,12 @@ def test_auto_knows_the_loss_or_names_the_divergence_that_fits(name):
     assert_not_silently_lost(loop, rates, initial=1e-6, short=0.1, about=ONE_DIVERGENCE)
 
 
+@pytest.mark.parametrize("criterion", [nn.L1Loss(), nn.HuberLoss()], ids=["L1Loss", "HuberLoss"])
+def test_a_loss_that_grows_linearly_learns_targets_in_the_thousands(criterion):
+    loop = regression_loop(criterion, lambda: mlp(64, 2), lambda x, y, label: 1000 * y, steps=300)
+    assert_learns(loop, [3e-2, 1e-1, 3e-1], initial=1e-6, short=0.1)
+
+
 def test_auto_knows_gaussian_nll_of_two_outputs_or_names_the_divergence_that_fits():
     class MeanAndVariance(nn.Module):
         def __init__(self):
@@ -159,3 +165,17 @@ def test_a_loss_whose_sum_is_taken_is_refused_with_what_to_do():
     criterion = nn.CrossEntropyLoss(reduction="sum")
     with pytest.raises(ValueError, match=r"reduction='sum'.*discrepancy"):
         regression_loop(criterion, mlp, lambda x, y, label: label)(1e-3, apo.attach)
+
+
+def test_a_loss_without_reduction_that_is_weighted_by_example_ends_near_the_best_rate():
+    def loop(lr, attach):
+        model, criterion = mlp(), nn.CrossEntropyLoss(reduction="none")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+        tuner, start = attach(optimizer, model, criterion, total_steps=200), wrong(model)
+        for x, y in digit_batches(200):
+            optimizer.zero_grad()
+            (criterion(model(x), y) * torch.where(y == 3, 5.0, 1.0)).mean().backward()
+            optimizer.step()
+        return Run(start, wrong(model), tuner)
+
+    assert_learns(loop, [3e-3, 1e-2], initial=1e-6, short=0.05)

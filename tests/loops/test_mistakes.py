@@ -109,6 +109,18 @@ def test_a_loop_that_calls_forward_itself_is_refused():
         optimizer.step()
 
 
+def test_a_function_that_ran_compiled_before_attaching_is_refused_with_what_to_do():
+    model, criterion = mlp(), nn.CrossEntropyLoss()
+    loss_of = torch.compile(lambda x, y: criterion(model(x), y), backend="eager")
+    x, y = next(digit_batches(1))
+    loss_of(x, y)
+    optimizer = sgdm(model, 0.1)
+    apo.attach(optimizer, model, criterion)
+    loss_of(x, y).backward()
+    with pytest.raises(apo.ReplayError, match=r"attach before torch\.compile first runs a function"):
+        optimizer.step()
+
+
 def test_validation_without_no_grad_does_not_keep_its_outputs():
     model, criterion = mlp(), nn.CrossEntropyLoss()
     optimizer = sgdm(model, 0.01)

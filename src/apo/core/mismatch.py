@@ -117,7 +117,7 @@ _SLOW = 1e-3
 _IS_SCALED = (
     "the function-space term costs {:.0f} times as much as the curvature of the loss, which holds the rate down: "
     "the loss seems to be multiplied by about {:.0e}, or less, inside the criterion or the network; take the factor "
-    "out, or pass discrepancy=apo.Bregman(loss) if the criterion is loss(outputs, targets), or fsd_weight={:.0e}"
+    "out, or pass discrepancy=apo.Bregman(loss) if the criterion is convex in the outputs, or fsd_weight={:.0e}"
 )
 
 

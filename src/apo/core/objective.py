@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -44,6 +44,7 @@ from torch import Tensor
 
 from apo.arguments import whole_number
 from apo.discrepancy import Bregman, CategoricalKL, Discrepancy, for_loss
+from apo.discrepancy.base import select_output
 from apo.passes.recording import Recording
 from apo.vectors import advance_, norm, wide
 
@@ -188,6 +189,11 @@ class ProximalObjective:
     def fsd(self, new: Any, old: Any, recording: Recording) -> Tensor:
         r"""Return the mean of :math:`\rho(new, old)` over the positions of the batch that count."""
         assert self.discrepancy is not None
+        criterion, rho = self._wanted[1], self.discrepancy
+        # The criterion leaves padding out by itself.
+        as_in_training = recording.loss_args is not None and not callable(self._mask)
+        if as_in_training and criterion is not None and isinstance(rho, Bregman) and rho.is_of(criterion):
+            return rho.of_loss(functools.partial(recording.loss_of, criterion), new, old)
         mask = self._padding(recording, new) if self._mask == "auto" else None
         if callable(self._mask):
             mask = self._mask(recording)
@@ -199,7 +205,7 @@ class ProximalObjective:
 
     def _padding(self, recording: Recording, new: Any) -> Tensor | None:
         """Find the mask that the batch itself carries, if its shape fits the outputs."""
-        logits = new.get("logits") if isinstance(new, Mapping) else new
+        logits = select_output(new, None)
         if not isinstance(logits, Tensor):
             return None
         target, ignored = recording.target, recording.loss_kwargs.get("ignore_index", self._ignore_index)

@@ -37,8 +37,8 @@ class Discrepancy(ABC):
 
     Args:
         output: Which of the network's outputs to compare: a key or attribute name, a position, a function of the
-            outputs, or None for the entry ``"logits"`` if there is one and otherwise every floating-point tensor (their
-            divergences are added, as for independent heads).
+            outputs, or None for the entry or attribute ``"logits"`` if there is one and otherwise every floating-point
+            tensor (their divergences are added, as for independent heads).
 
     A subclass implements :meth:`between`.
 
@@ -221,8 +221,8 @@ def select_output(outputs: Any, selector: OutputSelector) -> Any:
 
     Args:
         outputs: What the network returned.
-        selector: A key (or attribute) name, a position, a function of ``outputs``, or None: the entry ``"logits"`` of a
-            mapping that has one, otherwise all of ``outputs``.
+        selector: A key (or attribute) name, a position, a function of ``outputs``, or None: the entry or attribute
+            ``"logits"`` if there is one, otherwise all of ``outputs``.
 
     Raises:
         ValueError: If there is no such key or position.
@@ -234,7 +234,7 @@ def select_output(outputs: Any, selector: OutputSelector) -> Any:
         2
     """
     if selector is None:
-        return outputs["logits"] if isinstance(outputs, Mapping) and "logits" in outputs else outputs
+        return outputs.get("logits", outputs) if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
     if callable(selector):
         return selector(outputs)
     try:
@@ -264,8 +264,8 @@ def paired_tensors(new: Any, old: Any) -> list[tuple[Tensor, Tensor]]:
     new_tensors, old_tensors = dict(_floating_tensors(new)), dict(_floating_tensors(old))
     if not new_tensors:
         raise TypeError(
-            f"the network must return a floating-point tensor to compare beside its loss, got {describe(new)}: "
-            f"{_NAME_ONE}"
+            "the network must return a floating-point tensor to compare beside its loss and other numbers, got "
+            f"{'nothing else' if new == {} else describe(new)}: let it return its outputs as well, or {_NAME_ONE}"
         )
     if new_tensors.keys() != old_tensors.keys():
         raise ValueError(

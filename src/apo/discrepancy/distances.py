@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .base import ElementwiseDiscrepancy, OutputSelector, Reduction
+from .base import ElementwiseDiscrepancy, OutputSelector, Reduction, average, keep_masked_in, paired_tensors
 
 
 @final
@@ -57,16 +57,22 @@ class HuberDistance(ElementwiseDiscrepancy):
     ``torch.nn.HuberLoss(delta)`` if the slope is :math:`\delta`. A loss that grows linearly is outweighed by
     :class:`SquaredError` where outputs have far to go: use this one.
 
+    Seen from far away, such a loss is curved on the scale of what is missing to the targets, and flat on any smaller
+    one. So :math:`\delta` is at least the mean distance of the old outputs from the targets, if these are known:
+    otherwise the term would outweigh a loss whose targets are in the tens or thousands.
+
     Args:
-        delta: Where the distance becomes linear, in the unit of the outputs.
+        delta: Where the distance becomes linear, in the unit of the outputs; or the mean distance from the targets, if
+            that is more.
         slope: How fast it grows from there on.
         reduction: Over the event dimensions (all but the first): ``"sum"`` them, or take the ``"mean"`` over all
             elements. Examples are averaged in both.
         output: See :class:`Discrepancy`.
 
     Example:
-        >>> HuberDistance()(torch.full((4, 3), 2.0), torch.zeros(4, 3)).item()
-        4.5
+        >>> old, new = torch.zeros(4, 3), torch.full((4, 3), 2.0)
+        >>> HuberDistance()(new, old).item(), HuberDistance()(new, old, target=torch.full((4, 3), 8.0)).item()
+        (4.5, 0.75)
     """
 
     def __init__(
@@ -77,6 +83,18 @@ class HuberDistance(ElementwiseDiscrepancy):
                 raise ValueError(f"{name} must be positive, got {value}: use 1 if in doubt")
         self.delta, self.slope = float(delta), float(slope)
         super().__init__(reduction, output)
+
+    def between(self, new: Any, old: Any, mask: Tensor | None, target: Any) -> Tensor:
+        """Evaluate the distance, on the scale of what is missing to the targets if they are known."""
+        pairs = paired_tensors(new, old)
+        if len(pairs) > 1 or not (isinstance(target, Tensor) and target.shape == pairs[0][1].shape):
+            return super().between(new, old, mask, target)
+        moved, still = keep_masked_in(mask, pairs[0][0].shape, *pairs[0])
+        (missing,) = keep_masked_in(mask, still.shape, (still - target).abs())
+        delta = average(missing, mask, "mean").clamp(min=self.delta)
+        distance = (moved - still).abs()
+        near = distance.square() / (2.0 * delta)
+        return average(torch.where(distance < delta, near, distance - delta / 2.0) * self.slope, mask, self.reduction)
 
     def of_elements(self, new: Tensor, old: Tensor) -> Tensor:
         """Return the distance of each element."""

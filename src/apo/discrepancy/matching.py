@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .base import Discrepancy, OutputSelector, comparable_pair, describe
+from apo.passes.operations import tree_map
+
+from .base import Discrepancy, OutputSelector, comparable_pair, describe, paired_tensors
 from .distances import HuberDistance, SquaredError
 from .distributions import BernoulliKL, CategoricalKL, GaussianKL, PoissonKL
 
@@ -47,7 +49,7 @@ def for_loss(loss: Callable[..., Any], output: OutputSelector = None) -> Discrep
         output: See :class:`Discrepancy`.
 
     Raises:
-        ValueError: If no closed form is known for the loss, or if the loss is not averaged over the batch.
+        ValueError: If no closed form is known for the loss, or if the loss is summed over the batch.
 
     Example:
         >>> for_loss(nn.MSELoss()).reduction
@@ -68,15 +70,15 @@ def for_loss(loss: Callable[..., Any], output: OutputSelector = None) -> Discrep
         shown = getattr(loss, "__name__", type(loss).__name__)
         raise ValueError(
             f'discrepancy must be given for the loss {shown}, got "auto": pass discrepancy=apo.Bregman(loss) '
-            "if loss(outputs, targets) is convex in the outputs, which is right for a loss of any scale, or "
+            "if the loss is convex in the network's outputs, which is right for a loss of any scale, or "
             'discrepancy=apo.SquaredError("mean") if outputs and loss are of order one'
         )
     wanted = "batchmean" if name in ("KLDivLoss", "kl_div") else "mean"
     reduction = options.get("reduction", "mean")
-    if reduction != wanted:
+    if reduction not in (wanted, "none"):  # without reduction, the loop takes the mean, with weights of its own
         raise ValueError(
             f'criterion must be a mean over the examples for discrepancy="auto", got reduction={reduction!r}: use '
-            f'reduction="{wanted}", or pass discrepancy=apo.{matching!r} and a fsd_weight on the scale of the loss'
+            f'reduction="{wanted}", or pass discrepancy=apo.{matching!r} and fsd_weight=0.3 times the batch size'
         )
     return matching
 
@@ -120,8 +122,10 @@ class Bregman(Discrepancy):
     of exponential families have closed forms that need no targets; see :func:`for_loss`.
 
     Args:
-        loss: A function or module ``loss(outputs, targets)`` that returns the mean over the examples.
-        output: See :class:`Discrepancy`; it must select one tensor.
+        loss: The criterion itself, whatever its arguments, or another function or module ``loss(outputs, targets)``; it
+            returns the mean over the examples.
+        output: See :class:`Discrepancy`. Of the criterion itself leave it out: it is given what it was given in
+            training. For any other loss it must select one tensor.
 
     A mask selects examples by the leading dimensions that outputs and targets share; the loss then sees only those,
     with the masked dimensions flattened into one.
@@ -140,6 +144,53 @@ class Bregman(Discrepancy):
         if not callable(loss):
             raise TypeError(f"loss must be a function loss(outputs, targets), got {loss!r}")
         self.loss = loss
+
+    def is_of(self, criterion: Callable[..., Any]) -> bool:
+        """Return whether the loss is this criterion, or a module around it, and sees all that the criterion sees."""
+        return self.output is None and criterion in (self.loss, getattr(self.loss, "function", None))
+
+    def of_loss(self, loss: Callable[[Any], Tensor], new: Any, old: Any) -> Tensor:
+        """Evaluate the divergence for all that the criterion takes from the network: tensors, or structures of them.
+
+        Args:
+            loss: The criterion as a function of that alone.
+            new: What it took at the new weights.
+            old: The same at the old weights.
+
+        Returns:
+            A scalar. Its gradient reaches the new outputs alone, not parameters of the criterion.
+        """
+        value, slopes = self._tangent(loss, new)
+        old_value, old_slopes = self._tangent(loss, old)
+        divergence = value - old_value
+        for (moved, start), slope, old_slope in zip(paired_tensors(new, old), slopes, old_slopes, strict=True):
+            still = moved.detach()
+            divergence = (
+                divergence - (old_slope * (still - start)).sum() + ((slope - old_slope) * (moved - still)).sum()
+            )
+        return divergence
+
+    def _tangent(self, loss: Callable[[Any], Tensor], outputs: Any) -> tuple[Tensor, Sequence[Tensor]]:
+        """Return a loss and its derivatives in all floating-point tensors among the outputs."""
+        points: list[Tensor] = []
+
+        def point(tensor: Tensor) -> Tensor:
+            if not tensor.is_floating_point():
+                return tensor
+            points.append(comparable_pair(tensor, tensor, "output")[1].clone().requires_grad_())
+            return points[-1]
+
+        # The outputs are constants for the caller, so the loss is differentiated on a separate graph.
+        with torch.enable_grad():
+            copies = tree_map(point, outputs)
+            if not points:
+                raise TypeError(
+                    f"the network must return floating-point tensors for Bregman, got {describe(outputs)}: let it "
+                    "return tensors, or a tuple, list or mapping of them, and make anything else in the criterion"
+                )
+            value = self._one_number(loss(copies))
+            slopes = torch.autograd.grad(value, points, allow_unused=True, materialize_grads=True)
+        return value.detach(), slopes
 
     def between(self, new: Any, old: Any, mask: Tensor | None, target: Any) -> Tensor:
         """Evaluate the divergence of one output tensor."""
@@ -167,7 +218,10 @@ class Bregman(Discrepancy):
         return self._scalar_loss(new, target) - old_loss.detach() - (slope * (new - old.detach())).sum()
 
     def _scalar_loss(self, outputs: Tensor, target: Any) -> Tensor:
-        value = self.loss(outputs, target)
+        return self._one_number(self.loss(outputs, target))
+
+    @staticmethod
+    def _one_number(value: Tensor) -> Tensor:
         if value.ndim != 0:
             raise ValueError(
                 f"loss must return one number for Bregman, got shape {tuple(value.shape)}: use reduction='mean'"

@@ -111,7 +111,7 @@ class Attached(Tuner):
     _no_recording = (
         "a meta-step was due, but no loss of the watched network was back-propagated since the last step: call "
         "model(...) and criterion(...) themselves, not model.forward, a copy, another criterion or torch.func.grad, in "
-        "every iteration"
+        "every iteration, and attach before torch.compile first runs a function that calls them"
     )
     _outputs: Outputs
     _idle: Idle

@@ -132,17 +132,21 @@ class Recording:
             outputs = [call.run(model) for call in self.calls]
             if criterion is None:
                 return own_prediction(outputs[0]), own_loss(outputs[0])
-            filled = [(slot.position, slot.take(outputs)) for slot in self.slots]
-            prediction = filled[0][1] if len(filled) == 1 else tuple(value for _, value in filled)
-            if self.loss_args is None:
-                return prediction, None
-            args, kwargs = list(self.loss_args), dict(self.loss_kwargs)
-            for position, value in filled:
-                if isinstance(position, str):
-                    kwargs[position] = value
-                else:
-                    args[position] = value
-            return prediction, criterion(*args, **kwargs)
+            values = [slot.take(outputs) for slot in self.slots]
+            prediction = values[0] if len(values) == 1 else tuple(values)
+            return prediction, None if self.loss_args is None else self.loss_of(criterion, prediction)
+
+    def loss_of(self, criterion: Callable, prediction: Any) -> Tensor:
+        """Return the loss of another prediction; all other arguments of the criterion are as they were."""
+        assert self.loss_args is not None
+        args, kwargs = list(self.loss_args), dict(self.loss_kwargs)
+        values = (prediction,) if len(self.slots) == 1 else prediction
+        for slot, value in zip(self.slots, values, strict=True):
+            if isinstance(slot.position, str):
+                kwargs[slot.position] = value
+            else:
+                args[slot.position] = value
+        return criterion(*args, **kwargs)
 
     @property
     def target(self) -> Any:
@@ -348,7 +352,13 @@ def own_loss(output: Any) -> Tensor:
 
 
 def own_prediction(output: Any) -> Any:
-    """Return what a network that computes its own loss returned beside it; a tuple has None in its place."""
+    """Return what a network that computes its own loss returned beside it and beside other numbers, such as its parts.
+
+    These are None in a tuple, and left out of a mapping, unless that names its logits.
+    """
+    if isinstance(output, Mapping):
+        has_numbers = "logits" not in output and any(_is_number(item) for item in output.values())
+        return {key: item for key, item in output.items() if not _is_number(item)} if has_numbers else output
     if not isinstance(output, (tuple, list)) or hasattr(output, "loss"):
         return output
     return tuple(None if _is_number(item) else item for item in output)
