@@ -46,7 +46,7 @@ def test_the_ratio_of_the_groups_rates_stays(door):
 
 @pytest.mark.parametrize("door", DOORS)
 def test_rates_per_group_are_learned_separately(door):
-    run = Run(door, "per group").train(range(20))
+    run = Run(door, "per group").train(range(40))
     assert rates(run)[1] / rates(run)[0] != pytest.approx(5.0, rel=0.05)
     assert len(run.tuner.rule.phi()) == 2
 

@@ -14,25 +14,28 @@ from apo.rules.base import Comparison, Outcome
 from apo.rules.over_relaxation import NoiseLimit, OverRelaxation
 
 
-def follow(losses, promise=0.1, signal=0.2, every=10, least=0.0):
+def follow(losses, promise=0.1, signal=0.2, every=10, curvature=0.3, is_worse=lambda: True):
     """Return the limit after losses so many steps apart."""
     limit = NoiseLimit()
-    return [limit.observe(every * n, loss, promise, signal, least) for n, loss in enumerate(losses)][-1]
+    return [limit.observe(every * n, loss, promise, curvature, signal, is_worse) for n, loss in enumerate(losses)][-1]
 
 
+@pytest.mark.parametrize(("curvature", "counts"), [(0.1, 0.5), (0.75, 1.0)])
 @pytest.mark.parametrize("every", [1, 10, 40])
-def test_the_gain_is_what_the_loss_falls_by_while_the_number_of_steps_doubles(every):
+def test_the_gain_is_what_the_loss_falls_by_while_the_number_of_steps_doubles(every, curvature, counts):
     """A loss of -slope * log(t) falls by slope * log(2), wherever the meta-steps are."""
     slope, promise = 0.2, 0.4
-    limit = follow([5.0 - slope * math.log(1 + every * k) for k in range(4000 // every)], promise, every=every)
-    assert limit == pytest.approx(2.0 * slope * math.log(2) / (0.25 * 0.8 * promise), rel=0.1)
+    losses = [5.0 - slope * math.log(1 + every * k) for k in range(4000 // every)]
+    limit = follow(losses, promise, every=every, curvature=curvature)
+    assert limit == pytest.approx(slope * math.log(2) / (0.25 * counts * 0.8 * promise), rel=0.1)
 
 
 @pytest.mark.parametrize("losses", [[2.0] * 100, [2.0 + 0.01 * k for k in range(100)]])
 def test_a_loss_that_rests_or_rises_has_nothing_to_pay_noise_with(losses):
     assert follow(losses, signal=0.0) == pytest.approx(0.1)
-    assert follow(losses, signal=0.0, least=0.7) == pytest.approx(0.7)  # before the first progress
-    assert follow(losses, signal=1.0) == pytest.approx(16.0)  # all is signal
+    assert follow(losses, signal=0.0, is_worse=lambda: False) == pytest.approx(0.7)  # a plateau, or other data
+    assert follow(losses, signal=0.0, is_worse=None) == pytest.approx(0.7)  # nobody knows
+    assert follow(losses, signal=1.0) == math.inf  # all is signal
 
 
 def test_the_first_steps_have_no_limit():
@@ -43,8 +46,15 @@ def test_the_first_steps_have_no_limit():
 def test_the_unit_of_the_loss_does_not_matter():
     losses = [2.0 / (1 + 0.01 * k) for k in range(60)]
     one = follow(losses, 1.0)
-    assert 1.4 < one < 16
+    assert 1.4 < one < 100
     assert follow([1e-3 * x for x in losses], 1e-3) == pytest.approx(one)
+
+
+def test_where_nobody_knows_any_more_whether_weights_are_worse_a_small_limit_stays():
+    limit = NoiseLimit()
+    for step in range(0, 2000, 10):
+        known = limit.observe(step, 2.0, 0.1, 0.3, 0.0, lambda: True)
+    assert limit.observe(2000, 2.0, 0.1, 0.3, 0.0, None) == pytest.approx(known) == pytest.approx(0.1)
 
 
 def test_a_saved_sigma_continues():
@@ -95,5 +105,6 @@ def risk(rate, way, steps=1500, seeds=(0, 1)):
 def test_on_noisy_targets_the_limit_ends_near_the_best_cosine_and_far_below_a_rule_without_it(monkeypatch):
     limited = risk(1e-3, learned)
     assert limited < 1.4 * min(risk(rate, cosine) for rate in (0.003, 0.01, 0.03))
-    monkeypatch.setattr("apo.rules.over_relaxation._LEAST", 16.0)
+    for limit in ("_LEAST", "_CAUTIOUS"):
+        monkeypatch.setattr(f"apo.rules.over_relaxation.{limit}", 16.0)
     assert limited < 0.75 * risk(1e-3, learned)

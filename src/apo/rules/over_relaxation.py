@@ -51,7 +51,7 @@ The constants were chosen on small tasks, see docs/how-to-choose.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from apo.rules.base import Comparison, Outcome
@@ -72,15 +72,13 @@ _BOUND = 20.0
 #: The part of a gradient that has to be signal for all of it to count as such.
 _ENOUGH = 0.5
 
-#: The price of noise that is worth paying, in gains.
-_WORTH = 2.0
-#: The smallest limit that noise sets; before training has begun a larger one, because what looks like noise may be a
-#: plateau, which a small rate does not leave.
-_LEAST, _LEAST_AT_FIRST = 0.1, 0.7
+#: How much of the noise counts, in terms of what is shared of the curvature, and at least.
+_PER_CURVATURE, _AT_LEAST = 4.0 / 3.0, 0.5
+#: The smallest limit that noise sets; and the smallest unless weights have become worse, because what looks like noise
+#: may be a plateau, which a small rate does not leave, or other data.
+_LEAST, _CAUTIOUS = 0.1, 0.7
 #: Before that many steps, and look-aheads, the loss says little about where it is going.
 _FIRST_STEP, _FIRST_LOOKS = 30, 10
-#: Weight of the past in the average of the limit.
-_LIMIT_MEMORY = 0.85
 #: Weight of the present in two averages of the loss, relative to the age of training. In an average of weight w the
 #: log of time lies 1/w back, so the difference of the two is the slope times the difference of their 1/w.
 _SLOW, _FAST = 1.5, 5.0
@@ -163,8 +161,9 @@ class OverRelaxation:
         own, other, promise, weight = self._averages
         curvature = min(max(other / own, 0.0), 1.0) if own > 0 else 1.0
         signal = min(max(promise / weight, 0.0), 1.0)
-        least = 0.0 if has_begun else _LEAST_AT_FIRST
-        limit = self._noise.observe(outcome.step, outcome.loss, comparison.own_promise, signal, least)
+        setback = outcome.setback if has_begun else lambda: 0.0
+        is_worse = None if setback is None else lambda: setback() > 0.0
+        limit = self._noise.observe(outcome.step, outcome.loss, comparison.own_promise, curvature, signal, is_worse)
         shared = math.sqrt(curvature * min(signal / _ENOUGH, 1.0))
         q = (1.0 - self._momentum) / (1.0 + self._momentum)
         growth = max(weights / self._first_norm, 1.0) if weights and self._first_norm else 1.0
@@ -199,31 +198,39 @@ class NoiseLimit:
     with momentum on a quadratic stays higher by about
 
     .. math::
-        \varepsilon = \frac{\eta}{4 (1 - \mu)} \operatorname{tr} \operatorname{Cov} g
-            = \frac{\sigma}{4} (1 - \nu)\, a_B,
+        \frac{\eta}{4 (1 - \mu)} \operatorname{tr} \operatorname{Cov} g = \frac{\sigma}{4} (1 - \nu)\, a_B,
 
     because a look-ahead at the rate :math:`\eta / \sigma` promises :math:`a_B`, of which the part :math:`\nu` is
-    signal. While training gains much, that price is worth paying: the end of training lowers the rate anyway. It is not
-    where the loss has stopped falling *because* of the noise. So the price is compared with the gain :math:`\Lambda`,
-    by which the loss falls while the number of steps doubles, and :math:`\sigma` is limited such that
+    signal. Only curvature that all batches share turns noise of the past into loss, so the price of noise should be
+    :math:`\kappa` times that. But where batches share almost nothing (embeddings, batches of one or two) each step fits
+    its own batch and undoes what others have learned, and losses rose from 0.69 to 2.4. So the price is taken as
 
     .. math::
-        \varepsilon \le 2\, \Lambda, \qquad \Lambda = -\ln 2\, \frac{d J}{d \ln t} .
+        \varepsilon = \frac{\sigma}{4} \max\Big(\frac{4 \kappa}{3}, \frac12\Big) (1 - \nu)\, a_B .
 
-    On 18 small tasks, of classification with batches of 1 to 64, regression, language and recommendation, that limit
-    was within a factor of three of the sigma that the best of seven cosines amounts to. Only noise along curvature that
-    all batches share should count, but with that factor (kappa) nothing was limited where batches share almost nothing:
-    with embeddings each step fits its own batch and undoes what others have learned, and losses rose from 0.69 to 2.4.
+    While training gains much, that price is worth paying: the end of training lowers the rate anyway. It is not where
+    the loss has stopped falling *because* of the noise. So :math:`\sigma` is limited such that the price is at most the
+    gain :math:`\Lambda`, by which the loss falls while the number of steps doubles:
 
-    The gain is noisy itself, so the logarithm of the limit is averaged.
+    .. math::
+        \varepsilon \le \Lambda, \qquad \Lambda = -\ln 2\, \frac{d J}{d \ln t} .
+
+    On 18 small tasks, of classification with batches of 1 to 64, regression, language and recommendation, twice
+    :math:`\Lambda` over the price without kappa was mostly within a factor of three of the sigma that the best of seven
+    cosines amounts to.
+
+    A limit below 0.7 also needs earlier weights that are better on the batch of now: a loss also stops falling on a
+    plateau, and where other data come.
 
     Example:
         >>> falling, resting = NoiseLimit(), NoiseLimit()
         >>> for step in range(0, 1000, 10):
-        ...     most = falling.observe(step, loss=1.0 - 0.1 * math.log(1 + step), promise=0.01, signal=0.9)
-        ...     least = resting.observe(step, loss=1.0, promise=0.01, signal=0.0)
+        ...     most = falling.observe(
+        ...         step, loss=1.0 - 0.1 * math.log(1 + step), promise=0.01, curvature=1.0, signal=0.9
+        ...     )
+        ...     least = resting.observe(step, loss=1.0, promise=0.01, curvature=1.0, signal=0.0)
         >>> most > 8, round(least, 2)
-        (True, 0.1)
+        (True, 0.7)
     """
 
     def __init__(self) -> None:
@@ -232,17 +239,27 @@ class NoiseLimit:
         self._fast = math.nan
         self._promise = 0.0  # without bias correction
         self._weight = 0.0
-        self._log = math.inf  # of the limit
+        self._limit = math.inf
 
-    def observe(self, step: int, loss: float, promise: float, signal: float, least: float = 0.0) -> float:
+    def observe(
+        self,
+        step: int,
+        loss: float,
+        promise: float,
+        curvature: float,
+        signal: float,
+        is_worse: Callable[[], bool] | None = None,
+    ) -> float:
         r"""Take in a look-ahead and return the largest :math:`\sigma`.
 
         Args:
             step: Its step.
             loss: The loss before the step.
             promise: What its own batch promises.
+            curvature: kappa, the part of the curvature that is shared.
             signal: nu, the part of the gradient that is signal.
-            least: A smaller limit is not asked for.
+            is_worse: Returns whether the weights are worse than earlier ones on the same batch, for which it runs the
+                network; None if nobody knows.
         """
         if math.isnan(self._slow):
             self._slow = self._fast = loss
@@ -254,12 +271,15 @@ class NoiseLimit:
         self._weight = _MEMORY * self._weight + 1.0 - _MEMORY
         if step < _FIRST_STEP or self._weight < 1.0 - _MEMORY**_FIRST_LOOKS:
             return math.inf
-        price = 0.25 * (1.0 - signal) * self._promise / self._weight
+        counts = max(_PER_CURVATURE * curvature, _AT_LEAST)
+        price = 0.25 * counts * (1.0 - signal) * self._promise / self._weight
         gain = math.log(2.0) * (self._slow - self._fast) / (1.0 / _SLOW - 1.0 / _FAST)
-        worth = _WORTH * gain / price if price > 0 else math.inf
-        now = math.log(min(max(worth, least, _LEAST), _LARGEST))
-        self._log = now if self._log == math.inf else _LIMIT_MEMORY * self._log + (1.0 - _LIMIT_MEMORY) * now
-        return math.exp(self._log)
+        worth = gain / price if price > 0 else math.inf
+        if worth < _CAUTIOUS:
+            least = min(self._limit, _CAUTIOUS) if is_worse is None else _LEAST if is_worse() else _CAUTIOUS
+            worth = max(worth, least)
+        self._limit = worth
+        return worth
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain numbers."""
