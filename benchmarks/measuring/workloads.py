@@ -100,7 +100,7 @@ class Workload:
 
         Args:
             device: Where they live.
-            fresh: Make new tensors each time, as a data loader does: whoever keeps one pays for its memory.
+            fresh: Make new tensors each time, as a data loader does: keeping one costs its memory.
         """
         generator = torch.Generator().manual_seed(0)
         inputs = [torch.randn(self.batch_shape, generator=generator).to(device) for _ in range(7)]

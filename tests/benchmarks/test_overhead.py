@@ -161,8 +161,8 @@ def test_cases_that_are_measured_anew_take_the_place_of_earlier_ones(tmp_path):
     file = tmp_path / "results.json"
     assert updated(read_json(file, where), [second]) == [second]
     write_json(file, [first, second], where)
-    anew = replace(second, ratio=1.5)
-    assert updated(read_json(file, where), [third, anew]) == [first, anew, third]
+    repeated = replace(second, ratio=1.5)
+    assert updated(read_json(file, where), [third, repeated]) == [first, repeated, third]
     with pytest.raises(ValueError, match="threads 2"):
         read_json(file, where | {"threads": 4})
 

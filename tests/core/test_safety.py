@@ -151,7 +151,7 @@ def test_an_interrupted_look_ahead_leaves_theta_the_rate_buffers_and_gradients(r
     assert tuner.rule.rates() == rates
     assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients, strict=True))
     assert all(torch.equal(b, value) for b, value in zip(model.buffers(), buffers, strict=True))
-    tuner.step(*batches()[1])  # and training can go on
+    tuner.step(*batches()[1])  # and training can continue
     assert len(tuner.history) == 1
     assert not any(torch.equal(p, q) for p, q in zip(tuner.model.parameters(), before, strict=True))
 

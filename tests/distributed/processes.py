@@ -1,7 +1,7 @@
 """Run a function in several gloo processes on this machine and bring back what each returned.
 
 The processes stay: starting one and importing torch takes longer than most of what is tested in it. Every call has a
-process group of its own; after a failure all processes are started anew.
+process group of its own; after a failure all processes are started again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Training curves that were checked once and must not change unnoticed.
 
-A change that is meant to alter the numbers writes them anew, and says in the changelog by how much:
+A change that is meant to alter the numbers writes them again, and says in the changelog by how much:
 
     PYTHONPATH=src python tests/golden/test_golden.py
 

@@ -2,7 +2,7 @@
 
     python -m tests.lifecycle.interruptible FOLDER STEPS
 
-Each line of output is the number of a finished step. Started again in the same folder, it goes on from the last
+Each line of output is the number of a finished step. Started again in the same folder, it continues from the last
 checkpoint; the final weights are in ``FOLDER/final.pt``.
 """
 
@@ -20,7 +20,7 @@ STEPS_PER_CHECKPOINT = 3
 
 
 def save_atomically(state: Any, path: Path) -> None:
-    """Write beside the file and rename: whoever is killed here leaves the old checkpoint whole."""
+    """Write beside the file and rename: a process that is killed here leaves the old checkpoint whole."""
     unfinished = path.with_suffix(".unfinished")
     torch.save(state, unfinished)
     os.replace(unfinished, path)

@@ -195,7 +195,7 @@ def test_a_meta_gradient_that_is_not_finite_skips_the_update_and_is_told_once(do
             weights = run.weights()
             run.step(*run.batch(index))
             assert torch.equal(before, run.tuner.rule.phi()[0]) == (index >= 3)
-            assert not torch.equal(weights[0], run.weights()[0])  # training goes on
+            assert not torch.equal(weights[0], run.weights()[0])  # training continues
     assert len(seen) == 1
     assert run.tuner.skipped_meta_updates == 3
     assert [record.updated for record in run.tuner.history] == [True] * 3 + [False] * 3

@@ -1,4 +1,4 @@
-"""Losses of one's own: criteria with other arguments than outputs and targets, networks that return more than it."""
+"""Custom losses: criteria with other arguments than outputs and targets, networks that return more than it."""
 
 from __future__ import annotations
 

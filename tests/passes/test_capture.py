@@ -1,4 +1,4 @@
-"""A recording that fails is told of, and the work goes on without it."""
+"""A recording that fails is reported, and the work continues without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each rule of the library passes the suite that a rule of one's own would have to."""
+"""Each rule of the library passes the suite that a custom rule has to pass."""
 
 import torch
 from tests.rules.conformance import RuleSuite

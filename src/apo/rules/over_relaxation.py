@@ -23,9 +23,9 @@ turning point. Half of a gradient as signal counts as all, and both parts count 
     s = \sqrt{\kappa \min(2 \nu, 1)}, \quad \sigma_0 = 2,
 
 at most 16, or 8 for optimizers that divide by an average of squared gradients, and at most what noise allows
-(:class:`NoiseLimit`), from running averages. (SGD with momentum 0.9 on 21 small tasks of 400 and 500 steps, one or two
-seeds, against the best of seven cosines: a limit of 8 ends 2.4% ahead on average and 13.8% short at worst, on a
-translation that a limit of 16 ends 4.1% ahead; 32 differs little but there. AdamW gains nothing by it.) Without
+(:class:`NoiseLimit`), from running averages. (SGD with momentum 0.9 on 20 small tasks of 400 and 500 steps, 25 runs,
+against the best of seven cosines: with a limit of 8 a translation ends 13.8% short and the mean is 2.1% ahead, with 16
+it ends 4.1% ahead and the mean is 3.4% ahead; 32 differs little but there. AdamW gains nothing by it.) Without
 momentum q is 1, so that :math:`\sigma` is :math:`\sigma_0`: 1.65, because SGD is unstable beyond 2; or 2.8 if the
 optimizer divides by a running average of squared gradients, because that average grows when steps oscillate, and
 shortens them. (RMSprop on 14 small tasks of 400 to 1,000 steps, one seed, against the best of seven cosines: 1.4 ends

@@ -69,7 +69,7 @@ def test_list_of_an_unknown_recipe_is_a_user_error(apo):
 
 
 def test_help_and_errors_of_usage_need_no_heavy_imports():
-    # torch takes seconds: whoever asks for help should not wait for it.
+    # torch takes seconds: a user who asks for help should not wait for it.
     program = (
         "import sys\n"
         "from apo_experiments.cli import main\n"

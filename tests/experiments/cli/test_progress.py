@@ -1,4 +1,4 @@
-"""What is shown while runs go on."""
+"""What is shown during runs."""
 
 from __future__ import annotations
 

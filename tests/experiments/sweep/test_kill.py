@@ -65,7 +65,7 @@ def test_ctrl_c_then_the_same_command(tmp_path, whole):
     assert process.returncode != 0 and not trials(tmp_path, "RUNNING")
     assert rows(start(tmp_path)) == whole
     assert len(trials(tmp_path)) == 6
-    # A run that is interrupted goes on from its checkpoint, so no step is taken twice; the diverged run stops early.
+    # A run that is interrupted continues from its checkpoint, so no step is taken twice; the diverged run stops early.
     steps = [line for line in (tmp_path / "log").read_text().splitlines() if line.startswith("step")]
     assert {rate: steps.count(f"step {rate}") for rate in tiny.RATES[:-1]} == dict.fromkeys(tiny.RATES[:-1], 8)
 
