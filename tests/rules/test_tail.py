@@ -1,8 +1,8 @@
 """The tail is the whole displacement that the current gradient causes, found here by letting torch's optimizers run on.
 
-Two copies of an optimizer continue from the same state: one takes the gradient, one takes zero, and from then on both take
-zeros. What separates them after many steps is what the gradient has caused. Second moments and their bias corrections
-are held at the values that the real step left, bias corrections of the first moment at their limit.
+Two copies of an optimizer continue from the same state: one takes the gradient, one takes zero, and from then on both
+take zeros. What separates them after many steps is what the gradient has caused. Second moments and their bias
+corrections are held at the values that the real step left, bias corrections of the first moment at their limit.
 """
 
 import copy
