@@ -123,6 +123,17 @@ def test_a_network_has_begun_to_learn_if_it_is_better_than_at_first_on_the_same_
     assert list(begun.values()) == [False, True]
 
 
+@pytest.mark.parametrize(
+    ("setback", "standing", "allowed"), [(-50.0, Standing.HELD_BACK, -math.log(10.0)), (-0.5, Standing.BETTER, 0.0)]
+)
+def test_a_loss_that_explodes_though_weights_have_become_far_better_is_moved_by_another_network(
+    setback, standing, allowed
+):
+    progress = Progress()
+    follow(progress, [0.6 * 0.9**k for k in range(12)], [0.0] * 12)
+    assert follow(progress, [4.0], [0.0], setback=setback) == [(pytest.approx(allowed), standing)]
+
+
 def test_in_a_short_run_the_rate_climbs_faster_on_a_plateau():
     allowed = {}
     for pace in (1.0, 2.0):

@@ -179,12 +179,17 @@ class Progress:
         last = self._mean / (1.0 - _MEMORY**self._count) if self._count else loss
         quiet = math.sqrt(self._variance / (1.0 - _MEMORY**self._count)) if self._count else 0.0
         if self._explodes(loss) and self._count >= _FIRST_LOOKS and loss > last + _LEAP * quiet:
-            if self._are_to_blame(setback, loss - self._best, quiet):
+            rise = loss - self._best
+            if self._are_to_blame(setback, rise, quiet):
                 self._highest = loss
                 self._lose(step, log_rate)
             else:
                 self._count, self._mean, self._variance = 0, 0.0, 0.0
-                self._begin_again(step, loss, log_rate)
+                # Weights that are far better than earlier ones, at a far higher loss: another network moves the loss.
+                if setback is not None and setback() < -max(rise, quiet):
+                    self._ceiling, self.standing = log_rate - _FALL, Standing.HELD_BACK
+                else:
+                    self._begin_again(step, loss, log_rate)
             return min(log_rate, self._ceiling)
         self._count += 1
         correction = 1.0 - _MEMORY**self._count
