@@ -28,6 +28,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from apo.core.objective import unit_of_loss
@@ -282,6 +283,10 @@ class OtherBatch:
         self, recordings: Sequence[Recording], source: FSDBatches | None, processes: Processes, device: torch.device
     ) -> None:
         sizes = sizes_of(recordings)
+        # Loops that count tokens over all processes multiply each loss by their number.
+        self._times = dist.get_world_size() if processes.groups else 1
+        if not all(math.isclose(size, self._times, rel_tol=0.01) for size in sizes):
+            self._times = 1
         terms = are_terms(recordings, sizes)
         self._drawn = [] if source is None or source.is_same else source.draw(recordings, whole=terms)
         self._sizes = sizes_of(self._drawn) if terms else []
@@ -312,7 +317,7 @@ class OtherBatch:
 
     def fsd_factors(self) -> list[float]:
         """Return the factor of each loss in the function-space term."""
-        return [size / self.unit for size in self._sizes] if self._is_paired else [1.0]  # type: ignore[misc]
+        return [size / self._times / self.unit for size in self._sizes] if self._is_paired else [1.0]  # type: ignore[misc]
 
 
 def sizes_of(recordings: Sequence[Recording]) -> list[float]:
