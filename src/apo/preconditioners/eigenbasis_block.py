@@ -158,10 +158,8 @@ class EigenbasisBlock(Block):
 
     def to_dense(self) -> Tensor:
         """Return P for gradients flattened row by row, from the Kronecker product of the bases."""
-        eigenvalues = (self._spread(self.factors["log_rate"].exp()) / self._damped()).flatten()
-        eigenvalues = eigenvalues.reshape(self.factors["log_rate"].numel(), -1)
         parts = []
-        for index, values in enumerate(eigenvalues):
+        for index, values in enumerate(self._eigenvalues().reshape(self.factors["log_rate"].numel(), -1)):
             basis = values.new_ones(1, 1)
             for side in range(-self._dims, 0):
                 identity = torch.eye(self.shape[side], dtype=values.dtype, device=values.device)
@@ -172,8 +170,7 @@ class EigenbasisBlock(Block):
 
     def _apply(self, gradient: Tensor) -> Tensor:
         gradient = self._shortened(gradient)
-        scaled = self._rotated(gradient, into=True) * (self._spread(self.factors["log_rate"].exp()) / self._damped())
-        return self._rotated(scaled, into=False)
+        return self._rotated(self._rotated(gradient, into=True) * self._eigenvalues(), into=False)
 
     def _pull_back(self, gradient: Tensor, cotangent: Tensor) -> dict[str, Tensor]:
         rate, damping, damped = self.factors["log_rate"].exp(), self.factors["log_damping"].exp(), self._damped()
@@ -185,8 +182,7 @@ class EigenbasisBlock(Block):
         }
 
     def _trace(self) -> Tensor:
-        eigenvalues = self._spread(self.factors["log_rate"].exp()) / self._damped()
-        return eigenvalues.reshape(*self.shape[: self.lead], -1).sum(-1)
+        return self._eigenvalues().reshape(*self.shape[: self.lead], -1).sum(-1)
 
     def _shortened(self, gradient: Tensor) -> Tensor:
         """Return a gradient at most ``_LONGEST`` times as long as usual."""
@@ -195,6 +191,10 @@ class EigenbasisBlock(Block):
         now = self._flat(gradient).square().mean(-1).clamp_min(least)
         factor = (_LONGEST**2 * usual / now).clamp(max=1.0).sqrt()
         return gradient * self._spread(torch.where(weight > 0, factor, 1.0))
+
+    def _eigenvalues(self) -> Tensor:
+        """Return those of P, in the coordinates of the bases."""
+        return self._spread(self.factors["log_rate"].exp()) / self._damped()
 
     def _damped(self) -> Tensor:
         """Return D: V relative to its mean, and the damping."""
