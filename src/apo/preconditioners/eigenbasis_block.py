@@ -8,7 +8,7 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from apo.preconditioners.block import Block, factor_type
+from apo.preconditioners.block import Block, dense, factor_type
 from apo.preconditioners.factored_conv_block import along, contracted
 
 __all__ = ["EigenbasisBlock"]
@@ -158,15 +158,8 @@ class EigenbasisBlock(Block):
 
     def to_dense(self) -> Tensor:
         """Return P for gradients flattened row by row, from the Kronecker product of the bases."""
-        parts = []
-        for index, values in enumerate(self._eigenvalues().reshape(self.factors["log_rate"].numel(), -1)):
-            basis = values.new_ones(1, 1)
-            for side in range(-self._dims, 0):
-                identity = torch.eye(self.shape[side], dtype=values.dtype, device=values.device)
-                one = self.statistics.get(f"basis{side}", identity).reshape(-1, *identity.shape)
-                basis = torch.kron(basis, one[index if len(one) > 1 else 0].contiguous())
-            parts.append(basis @ torch.diag(values) @ basis.mT)
-        return torch.block_diag(*parts)
+        bases = {side: self.statistics[f"basis{side}"] for side in self._sides}
+        return dense(self._eigenvalues(), bases, self._dims)
 
     def _apply(self, gradient: Tensor) -> Tensor:
         gradient = self._shortened(gradient)
