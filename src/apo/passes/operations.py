@@ -252,7 +252,7 @@ class Slot:
         """Return the slot for a batch of another source, which calls the network once.
 
         Raises:
-            ReplayError: A tensor takes part that belongs to this batch, for all that can be seen.
+            ReplayError: A tensor takes part that may belong to this batch.
         """
         origin = self.origin
         if isinstance(origin, Operation) and (origin.constants() or any(output.call for output in origin.outputs())):

@@ -29,7 +29,7 @@ __all__ = ["Preconditioned", "meta_adam"]
 
 #: How far below a tiny step, and how far above it, a scale of P is searched for.
 _SEARCH_DEPTH = 1e-10
-#: Steps that the guard may wait before the user hears of it, however short the warm-up was.
+#: Steps that the guard may wait before it warns, however short the warm-up was.
 _LONG_WAIT = 300
 #: Where an eigenbasis starts, relative to the turning point, and how often it then learns.
 EIGENBASIS_START = 0.3
@@ -54,7 +54,7 @@ class Preconditioned(Rule):
             preconditioner.
         meta_optimizer: Builds the meta-optimizer from a list of tensors; Adam at 1e-3. An eigenbasis has Adam at 0.1
             for its logarithms, on meta-gradients relative to the promise of the step, and beside it a step to the
-            turning point for all rates together (below); one of your own replaces both.
+            turning point for all rates together (below); a custom one replaces both.
         guard: Hand over only when the look-ahead lowers Q.
         patience: At how many meta-steps in a row it has to.
         warmup_interval: Interval between meta-steps during the warm-up, None for the tuner's. 1 helps a great deal.
