@@ -220,15 +220,16 @@ class Preconditioner(Optimizer, ABC):
     def take_step(self) -> None:
         """Move the weights once, with the warm-up's optimizer as long as it lasts, and count the step."""
         self._look_ahead = None  # first, to free its memory
-        groups, warmup = self.param_groups, self.warmup
-        if warmup is not None and self.warming_up:
+        groups = self.param_groups
+        if self.warmup is not None and self.warming_up:
             if self._observes:
                 self._product.observe(groups, self._gradients())
-            warmup.step()
+            self.warmup.step()
         else:
             gradients = self._gradients()
-            directions, mean_steps = self._product.multiply(groups, gradients)[0], self._mean_steps()
-            if self._observes:  # after the product: P must not depend on the gradient that it multiplies
+            directions, _ = self._product.multiply(groups, gradients)
+            mean_steps = self._mean_steps()
+            if self._observes:  # after P was used: it must not depend on the gradient that it multiplies
                 self._product.observe(groups, gradients)
             move_weights(groups, directions, self.state, self.clip, self._averages_momentum, mean_steps)
         self._steps += 1
