@@ -131,8 +131,10 @@ class Preconditioner(Optimizer, ABC):
         # What pull_back() needs: the parameters of the last displacement(), and what the product kept.
         self._look_ahead: tuple[list[Tensor], Kept] | None = None
         self._product: LayerByLayer | Bundled | Replayed
+        # Weights are sharded before the optimizer is built, so one look is enough for all steps.
+        self._sharded = any(map(is_sharded, self._planned))
         # Bundles and graphs need all factors and whole gradients in one process.
-        if self.ownership.size > 1 or any(map(is_sharded, self._planned)):
+        if self._sharded or self.ownership.size > 1:
             self._product = LayerByLayer(self._layers, self.ownership)
         else:
             self._product = Replayed(self._layers) if pays(self._layers) else Bundled(self._layers)
@@ -231,7 +233,8 @@ class Preconditioner(Optimizer, ABC):
             mean_steps = self._mean_steps()
             if self._observes:  # after P was used: it must not depend on the gradient that it multiplies
                 self._product.observe(groups, gradients)
-            move_weights(groups, directions, self.state, self.clip, self._averages_momentum, mean_steps)
+            averages = self._averages_momentum
+            move_weights(groups, directions, self.state, self.clip, self._sharded, averages, mean_steps)
         self._steps += 1
 
     def _mean_steps(self) -> dict[Tensor, Tensor] | None:

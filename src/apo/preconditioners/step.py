@@ -10,8 +10,8 @@ from torch import Tensor
 
 from apo.distributed import is_sharded, whole
 from apo.preconditioners.bundled import Groups
-from apo.torch_internals import foreach_mul, foreach_mul_, foreach_norm
-from apo.vectors import advance_, local_parts
+from apo.torch_internals import foreach_add_, foreach_mul, foreach_mul_, foreach_norm
+from apo.vectors import local_parts
 
 __all__ = ["move_weights"]
 
@@ -21,21 +21,22 @@ def move_weights(
     directions: Mapping[Tensor, Tensor],
     state: Any,
     clip: float | None,
+    sharded: bool,
     averaged: bool,
     mean_steps: Mapping[Tensor, Tensor] | None,
 ) -> None:
     """Move every parameter that has a direction, with a few ``foreach`` operations per group.
-
-    Of sharded parameters every process moves its own shards, without communication.
 
     Args:
         groups: The optimizer's param groups.
         directions: P g, by parameter.
         state: The optimizer's state, which keeps the momentum.
         clip: The largest norm of the update of all parameters together, or None.
+        sharded: Whether some parameters are DTensors: every process then moves its shards, without communication.
         averaged: Whether momentum is a running average of P g, instead of a sum that fades.
         mean_steps: The mean eigenvalue of P by parameter, if decoupled weight decay is in proportion to it.
     """
+    local = local_parts if sharded else list
     moving, updates, rates = [], [], []
     for group in groups:
         params = [p for p in group["params"] if p in directions]
@@ -48,8 +49,8 @@ def move_weights(
                 if "momentum_buffer" not in state[p]:
                     state[p]["momentum_buffer"] = torch.zeros_like(direction)
             buffers = [state[p]["momentum_buffer"] for p in params]
-            foreach_mul_(local_parts(buffers), group["momentum"])
-            advance_(buffers, update, 1.0 - group["momentum"] if averaged else 1.0)
+            foreach_mul_(local(buffers), group["momentum"])
+            foreach_add_(local(buffers), local(update), alpha=1.0 - group["momentum"] if averaged else 1.0)
             update = buffers
         moving.append((group, params))
         updates.append(update)
@@ -60,11 +61,11 @@ def move_weights(
     for (group, params), update, rate in zip(moving, updates, rates, strict=True):
         if group["decoupled_weight_decay"] and group["weight_decay"]:
             if mean_steps is None:
-                foreach_mul_(local_parts(params), 1.0 - group["lr"] * group["weight_decay"])
+                foreach_mul_(local(params), 1.0 - group["lr"] * group["weight_decay"])
             else:
-                for p, part in zip(params, local_parts(params), strict=True):
+                for p, part in zip(params, local(params), strict=True):
                     part.mul_(1.0 - (-rate * group["weight_decay"] * mean_steps[p]).clamp(max=1.0))
-        advance_(params, update, rate)
+        foreach_add_(local(params), local(update), alpha=rate)
 
 
 def _clipped(updates: Sequence[list[Tensor]], rates: Sequence[float], limit: float) -> list[list[Tensor]]:
