@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from apo.distributed import is_sharded, summed_over_shards
 from apo.torch_internals import foreach_add_, foreach_copy_, foreach_mul, foreach_norm, foreach_sub
 
-__all__ = ["advance_", "assign_", "copies", "differences", "dot", "norm", "scaled", "wide", "zero_share"]
+__all__ = ["advance_", "assign_", "copies", "differences", "dot", "local_parts", "norm", "scaled", "wide", "zero_share"]
 
 Vector = Sequence[Tensor]
 
@@ -33,7 +33,7 @@ def wide(tensor: Tensor) -> Tensor:
 def assign_(target: Vector, source: Vector) -> None:
     """Write ``source`` into ``target`` in place."""
     if target:
-        foreach_copy_(_local_parts(target), _local_parts(source))
+        foreach_copy_(local_parts(target), local_parts(source))
 
 
 @torch.no_grad()
@@ -41,7 +41,7 @@ def copies(vector: Vector) -> list[Tensor]:
     """Return a copy of the vector."""
     result = [torch.empty_like(tensor, requires_grad=False) for tensor in vector]
     if result:
-        foreach_copy_(_local_parts(result), _local_parts(vector))
+        foreach_copy_(local_parts(result), local_parts(vector))
     return result
 
 
@@ -55,7 +55,7 @@ def scaled(vector: Vector, factor: float | Tensor | Sequence[float]) -> list[Ten
 def advance_(target: Vector, direction: Vector, rate: float) -> None:
     """Add ``rate * direction`` to ``target`` in place, rounding once."""
     if target:
-        foreach_add_(_local_parts(target), _local_parts(direction), alpha=rate)
+        foreach_add_(local_parts(target), local_parts(direction), alpha=rate)
 
 
 @torch.no_grad()
@@ -69,7 +69,7 @@ def dot(left: Vector, right: Vector) -> Tensor:
     if not left:
         return torch.zeros(())
     ones, others = [], []
-    for one, other in zip(_local_parts(left), _local_parts(right), strict=True):
+    for one, other in zip(local_parts(left), local_parts(right), strict=True):
         if one.dtype in _HALF or other.dtype in _HALF:
             one, other = wide(one), wide(other)
         if one.is_complex():  # the inner product of real and imaginary parts, as torch's gradients have it
@@ -102,7 +102,7 @@ def norm(vector: Vector) -> Tensor:
 
 def zero_share(vector: Vector) -> Tensor:
     """Return the share of the parts that are exactly zero; of a sharded part, that of this process is looked at."""
-    parts = _local_parts(vector)
+    parts = local_parts(vector)
     # Squares of tiny numbers vanish, so the sum of magnitudes decides. On the CPU it takes five times as long as the
     # Euclidean norm, which is enough if there is no zero at all.
     if parts[0].is_cpu and all(foreach_norm(parts)):
@@ -115,7 +115,7 @@ def _any_sharded(vector: Vector) -> bool:
     return not _PLAIN.issuperset(map(type, vector)) and any(map(is_sharded, vector))
 
 
-def _local_parts(vector: Vector) -> Vector:
+def local_parts(vector: Vector) -> Vector:
     """Return the memory that this process holds of each part, to be read or written in place."""
     if not _any_sharded(vector):
         return vector

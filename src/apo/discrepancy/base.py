@@ -28,7 +28,7 @@ Reduction = Literal["sum", "mean"]
 OutputSelector = str | int | Callable[[Any], Any] | None
 """Which output to compare: a key or attribute name, a position, a function of all outputs, or None."""
 
-#: What to do if a network's outputs cannot be compared as a whole; the door itself has no such option.
+#: What to do if a network's outputs cannot be compared as a whole; only the discrepancy has this option.
 _NAME_ONE = 'name the output to compare, such as discrepancy=apo.CategoricalKL(output="logits")'
 
 

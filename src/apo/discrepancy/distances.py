@@ -57,9 +57,9 @@ class HuberDistance(ElementwiseDiscrepancy):
     ``torch.nn.HuberLoss(delta)`` if the slope is :math:`\delta`. A loss that grows linearly is outweighed by
     :class:`SquaredError` where outputs have far to go: use this one.
 
-    Seen from far away, such a loss is curved on the scale of what is missing to the targets, and flat on any smaller
-    one. So :math:`\delta` is at least the mean distance of the old outputs from the targets, if these are known:
-    otherwise the term would outweigh a loss whose targets are in the tens or thousands.
+    Far from the targets, such a loss is curved on the scale of the distance to them, and flat on any smaller scale. So
+    :math:`\delta` is at least the mean distance of the old outputs from the targets, if these are known: otherwise the
+    term would outweigh a loss whose targets are in the tens or thousands.
 
     Args:
         delta: Where the distance becomes linear, in the unit of the outputs; or the mean distance from the targets, if
@@ -85,7 +85,7 @@ class HuberDistance(ElementwiseDiscrepancy):
         super().__init__(reduction, output)
 
     def between(self, new: Any, old: Any, mask: Tensor | None, target: Any) -> Tensor:
-        """Evaluate the distance, on the scale of what is missing to the targets if they are known."""
+        """Evaluate the distance; if the targets are known, delta is at least the mean distance to them."""
         pairs = paired_tensors(new, old)
         if len(pairs) > 1 or not (isinstance(target, Tensor) and target.shape == pairs[0][1].shape):
             return super().between(new, old, mask, target)

@@ -210,15 +210,8 @@ class Bregman(Discrepancy):
             new, old, target = _chosen(new, mask), _chosen(old, mask), _chosen(target, mask)
             if new.shape[0] == 0:
                 return new.sum()  # 0, with a graph; the mean of no losses would be NaN
-        # `old` is a constant for the caller, so its loss is differentiated on a separate graph.
-        with torch.enable_grad():
-            old = old.requires_grad_()
-            old_loss = self._scalar_loss(old, target)
-            (slope,) = torch.autograd.grad(old_loss, old)
-        return self._scalar_loss(new, target) - old_loss.detach() - (slope * (new - old.detach())).sum()
-
-    def _scalar_loss(self, outputs: Tensor, target: Any) -> Tensor:
-        return self._one_number(self.loss(outputs, target))
+        old_loss, (slope,) = self._tangent(lambda outputs: self.loss(outputs, target), old)
+        return self._one_number(self.loss(new, target)) - old_loss - (slope * (new - old)).sum()
 
     @staticmethod
     def _one_number(value: Tensor) -> Tensor:

@@ -108,7 +108,7 @@ class _Graphs:
 
 
 class _Replay(torch.autograd.Function):
-    """Replays the forward graph, and the backward graph when its turn comes. Results are copied out."""
+    """Replays the forward graph, and the backward graph in the backward pass. Results are copied out."""
 
     @staticmethod
     def forward(ctx: Any, graphs: _Graphs, inputs: Tensor, *parameters: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ def fresh_leaves(network: nn.Module) -> Iterator[dict[Tensor, nn.Parameter]]:
 
     As long as any autograd graph leads to a parameter, autograd keeps the stream on which its gradients accumulate. A
     backward pass that is recorded on another stream would have to wait for that one, which breaks the recording. New
-    parameters have no past, and no hooks.
+    parameters have no autograd history and no hooks.
 
     Yields:
         The new parameters, by the old ones.

@@ -34,7 +34,7 @@ __all__ = ["PassState", "PlainAttributes", "RandomState", "Surface", "every_modu
 
 #: What every module has: registries, hooks and the training mode, which is put back elsewhere.
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-#: Larger tensors and containers are not copied on suspicion.
+#: Larger tensors and containers are not copied as a precaution.
 _LARGEST = 2**20
 _CONTAINERS = (list, dict, set, deque)
 
@@ -117,13 +117,12 @@ class RandomState:
 class PlainAttributes:
     """The plain attributes of some modules at one moment, such as the hidden state ``self.h = h.detach()``.
 
-    Buffers are the place for such state, but many networks have it in attributes, and every pass moves it. A pass that
-    is run again has to start from the state that the training pass started from, and afterwards everything must be as
-    the training pass left it.
+    Such state belongs in buffers, but many networks keep it in attributes, and every pass changes it. A pass that is
+    run again has to start from the state that the training pass started from, and afterwards everything must be as the
+    training pass left it.
 
     Attributes are put back by reference. Those that may be changed in place, small tensors and containers, are copied
-    as well. Modules of torch itself, wrappers for data parallelism among them, keep no such state, only their own
-    affairs.
+    as well. Torch's own modules, including data-parallel wrappers, keep no such state.
 
     Example:
         >>> class Counter(nn.Module):
@@ -165,7 +164,7 @@ class PlainAttributes:
         """Put everything back.
 
         Raises:
-            ReplayError: A tensor too large to be copied on suspicion was changed in place.
+            ReplayError: A tensor that is too large to be copied as a precaution was changed in place.
         """
         for module, saved in self._attributes:
             own = vars(module)
@@ -209,9 +208,9 @@ class PassState:
 
 
 def place_of(parameters: Iterable[Tensor]) -> tuple:
-    """Return something that changes if one of the weights does, without a look at them: it costs a device nothing.
+    """Return a value that changes if one of the weights does. It does not read them, so no device is waited for.
 
-    What is done to ``p.data`` in place escapes it; another tensor put there does not.
+    A change of ``p.data`` in place goes unnoticed; another tensor assigned to it does not.
 
     Example:
         >>> weight = nn.Parameter(torch.ones(2))
@@ -251,7 +250,7 @@ class Surface:
         Inside, every ``.grad`` is ``None``: a backward pass starts from a clean slate.
 
         Args:
-            modes: Modules that are to be in training mode inside, or not to be.
+            modes: Modules, each with whether it is in training mode inside.
         """
         owners, parameters = self._owners, self._parameters
         places = [(own, name, b) for own in map(own_buffers, owners) for name, b in own.items() if b is not None]
@@ -288,7 +287,7 @@ class Surface:
 
 def _set_modes(modes: Iterable[tuple[nn.Module, bool]]) -> None:
     for module, training in modes:
-        if module.training != training:  # to set an attribute of a module takes long
+        if module.training != training:  # setting an attribute of a module is slow
             module.training = training
 
 

@@ -149,7 +149,12 @@ def depends_on(tensor: Tensor, parameters: Sequence[Tensor]) -> bool:
 
 @dataclass(frozen=True)
 class Output:
-    """A tensor that a call of the network returned."""
+    """A tensor that a call of the network returned.
+
+    Example:
+        >>> Output(0, ("a", 1)).run([{"a": (1, 2)}])
+        2
+    """
 
     call: Any  # its index, in a recording
     path: tuple[int | str, ...] = ()  # keys into the structure of what it returned
@@ -157,8 +162,11 @@ class Output:
     whole: tuple[type, int] = (Tensor, 1)  # the type of what the call returned, and how many tensors there are in it
 
     def run(self, outputs: Sequence[Any]) -> Any:
-        """Take the tensor out of what the calls returned."""
-        return _pick(outputs[self.call], self.path)
+        """Take the tensor out of what the calls returned: follow keys, positions and attribute names."""
+        value = outputs[self.call]
+        for key in self.path:
+            value = getattr(value, key) if isinstance(key, str) and not isinstance(value, Mapping) else value[key]
+        return value
 
     def outputs(self) -> Iterator[Output]:
         """Yield the outputs of the network that this is made of."""
@@ -252,7 +260,7 @@ class Slot:
         """Return the slot for a batch of another source, which calls the network once.
 
         Raises:
-            ReplayError: A tensor takes part that belongs to this batch, for all that can be seen.
+            ReplayError: A tensor takes part that may belong to this batch.
         """
         origin = self.origin
         if isinstance(origin, Operation) and (origin.constants() or any(output.call for output in origin.outputs())):
@@ -274,18 +282,6 @@ class Slot:
         position, call, path, shape, *operation = map(from_plain, state)
         origin = operation[0] if operation and operation[0] is not None else Output(call, tuple(path))
         return cls(position, origin, shape)
-
-
-def _pick(value: Any, path: Sequence[int | str]) -> Any:
-    """Follow keys, positions and attribute names into a structure.
-
-    Example:
-        >>> _pick({"a": (1, 2)}, ("a", 1))
-        2
-    """
-    for key in path:
-        value = getattr(value, key) if isinstance(key, str) and not isinstance(value, Mapping) else value[key]
-    return value
 
 
 def as_plain(tree: Any) -> Any:

@@ -173,7 +173,7 @@ class Recording:
     def stepped_from(self, place: tuple | None) -> Recording:
         """Return a copy that knows the loss only if the weights are where they were: SAM, say, moves them in between.
 
-        It has no place of its own any more: a closure that follows may move the weights on purpose.
+        The copy has no place: a closure that runs next may move the weights on purpose.
         """
         if self.place is None:
             return self

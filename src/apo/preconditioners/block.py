@@ -17,7 +17,7 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-__all__ = ["Block", "KroneckerBlock", "check_matmul", "factor_type"]
+__all__ = ["Block", "KroneckerBlock", "check_matmul", "dense", "factor_type"]
 
 
 class Block(ABC):
@@ -236,14 +236,9 @@ class KroneckerBlock(Block):
         super().__init__((*lead, rows, cols), factors, matmul=matmul)
 
     def to_dense(self) -> Tensor:
-        """Return P for gradients flattened row by row, hence B before A in the Kronecker product."""
-        rows, cols = self.shape[-2:]
-        scale = self.factors["S"].reshape(-1, rows * cols).square()
-        options = {"dtype": scale.dtype, "device": scale.device}
-        a = self.factors.get("A", torch.eye(cols, **options)).expand(len(scale), cols, cols)
-        b = self.factors.get("B", torch.eye(rows, **options)).expand(len(scale), rows, rows)
-        bases = [torch.kron(b_i.contiguous(), a_i.contiguous()) for a_i, b_i in zip(a, b, strict=True)]
-        return torch.block_diag(*(basis @ torch.diag(d) @ basis.mT for basis, d in zip(bases, scale, strict=True)))
+        """Return P for gradients flattened row by row."""
+        sides = {dim: self.factors[name] for name, dim in (("B", -2), ("A", -1)) if name in self.factors}
+        return dense(self.factors["S"].square(), sides, dims=2)
 
     def _apply(self, gradient: Tensor) -> Tensor:
         s, a, b, gradient = self._operands(gradient)
@@ -295,6 +290,27 @@ def check_matmul(matmul: str) -> None:
 def factor_type(dtype: torch.dtype) -> torch.dtype:
     """Return the type of the factors for gradients of type ``dtype``: at least float32."""
     return torch.promote_types(dtype, torch.float32)
+
+
+def dense(eigenvalues: Tensor, sides: Mapping[int, Tensor], dims: int) -> Tensor:
+    """Return U diag(d) U^T, where U is the Kronecker product of one matrix for each dimension of the gradient.
+
+    Args:
+        eigenvalues: d, ``[*stack, *shape]`` with ``dims`` dimensions in ``shape``; those of a stack make up the blocks
+            of a block-diagonal matrix.
+        sides: The matrices ``[*stack, n, n]`` by dimension, counted from the last one, which is -1. A dimension without
+            a matrix has the identity.
+        dims: The number of dimensions of the gradient.
+    """
+    stack, shape = eigenvalues.shape[: eigenvalues.ndim - dims], eigenvalues.shape[eigenvalues.ndim - dims :]
+    parts = []
+    for index, values in enumerate(eigenvalues.reshape(prod(stack), prod(shape))):
+        u = values.new_ones(1, 1)
+        for dim, size in zip(range(-dims, 0), shape, strict=True):
+            one = sides[dim].reshape(-1, size, size)[index] if dim in sides else torch.eye(size).to(values)
+            u = torch.kron(u, one.contiguous())
+        parts.append(u @ torch.diag(values) @ u.mT)
+    return torch.block_diag(*parts)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from apo.preconditioners.simple_blocks import DiagonalBlock
 from apo.preconditioners.views import ConcatenatedView
 from apo.torch_internals import foreach_add, foreach_div, foreach_mul, foreach_norm
 
-__all__ = ["Bundle", "Bundled", "Groups", "LookAhead", "Rates", "bundle_layers", "initial_steps"]
+__all__ = ["Bundle", "Bundled", "Groups", "Kept", "Rates", "bundle_layers", "initial_steps"]
 
 Groups = Sequence[Mapping[str, Any]]
 Rates = dict[Tensor, float]
@@ -35,7 +35,7 @@ Rates = dict[Tensor, float]
 _LARGEST = 2**24
 
 
-class LookAhead(NamedTuple):
+class Kept(NamedTuple):
     """What a pull-back needs: the gradients that were multiplied, by bundle or layer, and the rates on the products."""
 
     gradients: dict[Any, Tensor]
@@ -67,7 +67,7 @@ class Bundled:
 
     def multiply(
         self, groups: Groups, gradients: Mapping[Tensor, Tensor], look_ahead: bool = False
-    ) -> tuple[dict[Tensor, Tensor], LookAhead]:
+    ) -> tuple[dict[Tensor, Tensor], Kept]:
         """Return P g, or -P g to look ahead, and what :meth:`pull_back` then needs.
 
         Args:
@@ -88,18 +88,18 @@ class Bundled:
                 kept[bundle] = joint = joint.clone() if len(bundle.layers) == 1 else joint
             found |= zip(bundle.params, bundle.scatter(bundle.block.apply(joint)), strict=True)
         # Only parameters with a gradient move, but a bundle's product has values for the others too.
-        return _scaled({p: found[p] for p in gradients}, rates), LookAhead(kept, rates)
+        return _scaled({p: found[p] for p in gradients}, rates), Kept(kept, rates)
 
-    def pull_back(self, look_ahead: LookAhead, cotangents: Mapping[Tensor, Tensor]) -> dict[str, dict[str, Tensor]]:
+    def pull_back(self, kept: Kept, cotangents: Mapping[Tensor, Tensor]) -> dict[str, dict[str, Tensor]]:
         r"""Return the gradient of :math:`\sum_i \langle h_i, \Delta_i \rangle`, by layer and factor.
 
         Args:
-            look_ahead: What :meth:`multiply` returned beside the displacements :math:`\Delta_i`.
+            kept: What :meth:`multiply` returned beside the displacements :math:`\Delta_i`.
             cotangents: :math:`h_i` for each of them. Layers without gradients may be left out of the result.
         """
-        scaled = _scaled(cotangents, look_ahead.rates)
+        scaled = _scaled(cotangents, kept.rates)
         found: dict[str, dict[str, Tensor]] = {}
-        for bundle, gradient in look_ahead.gradients.items():
+        for bundle, gradient in kept.gradients.items():
             joint = bundle.gather(scaled)
             assert joint is not None
             found |= {layer.name: {} for layer in bundle.layers}
@@ -192,23 +192,23 @@ class Bundle:
         self.layers = list(layers)
         self.params = [p for position in zip(*(layer.params for layer in layers), strict=True) for p in position]
         blocks = [layer.block for layer in layers]
-        self._chained = self._stacked = False
+        self._chained = len(blocks) > 1 and isinstance(blocks[0], DiagonalBlock)
+        self._stacked = len(blocks) > 1 and not self._chained
+        self._memory: list[tuple[Block, dict[str, int]]] = []
         self.block, self._view = blocks[0], layers[0].view
-        if len(blocks) > 1 and isinstance(blocks[0], DiagonalBlock):
-            self._chained = True
+        if len(blocks) == 1:
+            return
+        if self._chained:
             self.block = DiagonalBlock.concatenated(blocks)
             self._view = ConcatenatedView([p.shape for p in self.params])
-        elif len(blocks) > 1:
-            self._stacked = True
+        else:
             self.block = Block.stacked(blocks)
-        self._memory: list[tuple[Block, dict[str, int]]] = []
-        if len(blocks) > 1:
-            parts = {key: self.split(joint) for key, joint in self.block.tensors.items()}
-            for index, block in enumerate(blocks):
-                memory = {key: slices[index] for key, slices in parts.items()}
-                # Addresses are enough to notice a replaced factor, since the joint block keeps its memory alive.
-                block.move_factors(memory)
-                self._memory.append((block, {key: part.data_ptr() for key, part in memory.items()}))
+        parts = {key: self.split(joint) for key, joint in self.block.tensors.items()}
+        for index, block in enumerate(blocks):
+            memory = {key: slices[index] for key, slices in parts.items()}
+            block.move_factors(memory)
+            # Addresses are enough to notice a replaced factor, since the joint block keeps its memory alive.
+            self._memory.append((block, {key: part.data_ptr() for key, part in memory.items()}))
 
     def is_current(self) -> bool:
         """Return whether the layers' factors are still slices of the joint ones: the user may have replaced them."""
@@ -267,15 +267,15 @@ def bundle_layers(layers: Iterable[Layer]) -> list[Bundle]:
         alike.setdefault(_kind(layer), []).append(layer)
     bundles: list[Bundle] = []
     for members in alike.values():
-        # No bundle of several layers may have more than _LARGEST elements.
-        chunks, size = [[members[0]]], prod(members[0].block.shape)
-        for layer in members[1:]:
+        together: list[Layer] = []
+        size = 0  # no bundle of several layers may have more than _LARGEST elements
+        for layer in members:
             size += prod(layer.block.shape)
-            if size > _LARGEST:
-                chunks.append([])
-                size = prod(layer.block.shape)
-            chunks[-1].append(layer)
-        bundles += [Bundle(chunk) for chunk in chunks]
+            if together and size > _LARGEST:
+                bundles.append(Bundle(together))
+                together, size = [], prod(layer.block.shape)
+            together.append(layer)
+        bundles.append(Bundle(together))
     return bundles
 
 

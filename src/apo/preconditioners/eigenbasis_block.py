@@ -8,7 +8,7 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from apo.preconditioners.block import Block, factor_type
+from apo.preconditioners.block import Block, dense, factor_type
 from apo.preconditioners.factored_conv_block import along, contracted
 
 __all__ = ["EigenbasisBlock"]
@@ -41,20 +41,20 @@ class EigenbasisBlock(Block):
         \partial \log \delta = -r\, \delta\, \langle \tilde h, M \oslash D \oslash D \rangle.
 
     **Statistics.** U, R, V and the two averages are no meta-parameters. :meth:`observe` takes in the gradient of a
-    training step, once the step has been computed; so P does not depend on the gradient that it multiplies, but for
-    spikes, and the mean of its steps is P times the mean gradient. All of them are relative (a basis, and V to its
+    training step, once the step has been computed; so P does not depend on the gradient that it multiplies, except
+    for spikes, and the mean of its steps is P times the mean gradient. All of them are relative (a basis, and V to its
     mean), so averages that start at zero need no correction, and P does not change if the loss is multiplied by a
     number.
 
     **Sampled targets.** Squared gradients are a poor curvature where the loss is nearly zero, as in a regression that
     fits its targets. With ``sampled=True`` U, R and V come from gradients of the loss on the same inputs at targets
     drawn from the network's own outputs. Their covariance is the Fisher matrix divided by the size of the batch,
-    whatever the targets are, and P needs it up to a factor alone.
+    whatever the targets are, and P needs it only up to a factor.
 
     **Spikes.** When a plateau ends, gradients may grow tenfold within a few steps, and a rate that was learned before
     would throw the weights far away. So a gradient counts for at most twice its usual length, which is the root of the
     mean of the squared lengths before (the statistics ``length`` and ``weight``, which grows
-    from zero to one as the averages do). Gradients may still grow lastingly, by at most 1.5% a step.
+    from zero to one as the averages do). Gradients may still grow for good, by at most 1.5% a step.
 
     **Change of basis.** :meth:`refresh` finds new eigenvectors. With :math:`O = U_{new}^\top U` the gradient's
     coordinates become :math:`O M`. If different coordinates are uncorrelated, as they are in an eigenbasis on average,
@@ -143,7 +143,7 @@ class EigenbasisBlock(Block):
         for side in self._sides:
             average, basis = self.statistics[f"average{side}"], self.statistics[f"basis{side}"]
             size = average.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(torch.finfo(average.dtype).tiny)
-            # Gradients that are not finite have already destroyed the weights, and that is what the user should hear.
+            # Gradients that are not finite have already ruined the weights, and that is the error to raise.
             matrix = torch.nan_to_num(average / size[..., None, None])
             matrix.diagonal(dim1=-2, dim2=-1).add_(_RIDGE)
             found = _eigenvectors(matrix) if exact else _iterated(matrix, basis)
@@ -158,22 +158,12 @@ class EigenbasisBlock(Block):
 
     def to_dense(self) -> Tensor:
         """Return P for gradients flattened row by row, from the Kronecker product of the bases."""
-        eigenvalues = (self._spread(self.factors["log_rate"].exp()) / self._damped()).flatten()
-        eigenvalues = eigenvalues.reshape(self.factors["log_rate"].numel(), -1)
-        parts = []
-        for index, values in enumerate(eigenvalues):
-            basis = values.new_ones(1, 1)
-            for side in range(-self._dims, 0):
-                identity = torch.eye(self.shape[side], dtype=values.dtype, device=values.device)
-                one = self.statistics.get(f"basis{side}", identity).reshape(-1, *identity.shape)
-                basis = torch.kron(basis, one[index if len(one) > 1 else 0].contiguous())
-            parts.append(basis @ torch.diag(values) @ basis.mT)
-        return torch.block_diag(*parts)
+        bases = {side: self.statistics[f"basis{side}"] for side in self._sides}
+        return dense(self._eigenvalues(), bases, self._dims)
 
     def _apply(self, gradient: Tensor) -> Tensor:
         gradient = self._shortened(gradient)
-        scaled = self._rotated(gradient, into=True) * (self._spread(self.factors["log_rate"].exp()) / self._damped())
-        return self._rotated(scaled, into=False)
+        return self._rotated(self._rotated(gradient, into=True) * self._eigenvalues(), into=False)
 
     def _pull_back(self, gradient: Tensor, cotangent: Tensor) -> dict[str, Tensor]:
         rate, damping, damped = self.factors["log_rate"].exp(), self.factors["log_damping"].exp(), self._damped()
@@ -185,8 +175,7 @@ class EigenbasisBlock(Block):
         }
 
     def _trace(self) -> Tensor:
-        eigenvalues = self._spread(self.factors["log_rate"].exp()) / self._damped()
-        return eigenvalues.reshape(*self.shape[: self.lead], -1).sum(-1)
+        return self._eigenvalues().reshape(*self.shape[: self.lead], -1).sum(-1)
 
     def _shortened(self, gradient: Tensor) -> Tensor:
         """Return a gradient at most ``_LONGEST`` times as long as usual."""
@@ -195,6 +184,10 @@ class EigenbasisBlock(Block):
         now = self._flat(gradient).square().mean(-1).clamp_min(least)
         factor = (_LONGEST**2 * usual / now).clamp(max=1.0).sqrt()
         return gradient * self._spread(torch.where(weight > 0, factor, 1.0))
+
+    def _eigenvalues(self) -> Tensor:
+        """Return those of P, in the coordinates of the bases."""
+        return self._spread(self.factors["log_rate"].exp()) / self._damped()
 
     def _damped(self) -> Tensor:
         """Return D: V relative to its mean, and the damping."""

@@ -7,7 +7,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from apo.preconditioners.block import Block, factor_type
+from apo.preconditioners.block import Block, dense, factor_type
 
 __all__ = ["FactoredConvBlock", "along", "contracted"]
 
@@ -81,12 +81,8 @@ class FactoredConvBlock(Block):
 
     def to_dense(self) -> Tensor:
         """Return P for gradients flattened row by row."""
-        scale = self.factors["S"].reshape(-1).square()
-        basis = torch.ones(1, 1, dtype=scale.dtype, device=scale.device)
-        for name, side in zip(("B", "A_kernel", "A_in"), self.shape, strict=True):
-            identity = torch.eye(side, dtype=scale.dtype, device=scale.device)
-            basis = torch.kron(basis, self.factors.get(name, identity))
-        return basis @ torch.diag(scale) @ basis.mT
+        sides = {dim: self.factors[name] for name, dim in _MODES.items() if name in self.factors}
+        return dense(self.factors["S"].square(), sides, dims=3)
 
     def _apply(self, gradient: Tensor) -> Tensor:
         s, narrow, modes = self._operands()

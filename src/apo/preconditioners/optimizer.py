@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from apo.distributed import is_sharded
-from apo.preconditioners.bundled import Bundled, LookAhead
+from apo.preconditioners.bundled import Bundled, Kept
 from apo.preconditioners.checks import check_clip, check_factors, check_group, check_warmup
 from apo.preconditioners.ownership import LayerByLayer, Ownership, sharing_group
 from apo.preconditioners.plan import Layer, Model, trainable_parameters
@@ -127,12 +127,12 @@ class Preconditioner(Optimizer, ABC):
         self._layers = list(layers)
         self._own_layers = [layer for layer in layers if self.ownership.is_mine(layer)]
         self._planned = {p for layer in layers for p in layer.params}
-        # Weights are sharded before the optimizer is built, so one look is enough for all steps.
-        self._sharded = any(is_sharded(p) for p in self._planned)
         self._observes = any(layer.block.statistics for layer in layers)
         # What pull_back() needs: the parameters of the last displacement(), and what the product kept.
-        self._look_ahead: tuple[list[Tensor], LookAhead] | None = None
+        self._look_ahead: tuple[list[Tensor], Kept] | None = None
         self._product: LayerByLayer | Bundled | Replayed
+        # Weights are sharded before the optimizer is built, so one look is enough for all steps.
+        self._sharded = any(map(is_sharded, self._planned))
         # Bundles and graphs need all factors and whole gradients in one process.
         if self._sharded or self.ownership.size > 1:
             self._product = LayerByLayer(self._layers, self.ownership)
@@ -222,15 +222,16 @@ class Preconditioner(Optimizer, ABC):
     def take_step(self) -> None:
         """Move the weights once, with the warm-up's optimizer as long as it lasts, and count the step."""
         self._look_ahead = None  # first, to free its memory
-        groups, warmup = self.param_groups, self.warmup
-        if warmup is not None and self.warming_up:
+        groups = self.param_groups
+        if self.warmup is not None and self.warming_up:
             if self._observes:
                 self._product.observe(groups, self._gradients())
-            warmup.step()
+            self.warmup.step()
         else:
             gradients = self._gradients()
-            directions, mean_steps = self._product.multiply(groups, gradients)[0], self._mean_steps()
-            if self._observes:  # after the product: P must not depend on the gradient that it multiplies
+            directions, _ = self._product.multiply(groups, gradients)
+            mean_steps = self._mean_steps()
+            if self._observes:  # after P was used: it must not depend on the gradient that it multiplies
                 self._product.observe(groups, gradients)
             averages = self._averages_momentum
             move_weights(groups, directions, self.state, self.clip, self._sharded, averages, mean_steps)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from apo.distributed import Processes, are_several, shard_like, whole
-from apo.preconditioners.bundled import Groups, LookAhead, Rates, initial_steps
+from apo.preconditioners.bundled import Groups, Kept, Rates, initial_steps
 from apo.preconditioners.plan import Layer
 
 __all__ = ["LayerByLayer", "Ownership", "balanced", "sharing_group"]
@@ -99,7 +99,7 @@ class LayerByLayer:
 
     def multiply(
         self, groups: Groups, gradients: Mapping[Tensor, Tensor], look_ahead: bool = False
-    ) -> tuple[dict[Tensor, Tensor], LookAhead]:
+    ) -> tuple[dict[Tensor, Tensor], Kept]:
         """Return P g, or -P g to look ahead, sharded as the parameters are."""
         before, rates = initial_steps(self._layers, groups, look_ahead)
         kept: dict[Any, Tensor] = {}
@@ -125,17 +125,16 @@ class LayerByLayer:
                 finish_first()
         while under_way:
             finish_first()
-        return found, LookAhead(kept, rates)
+        return found, Kept(kept, rates)
 
-    def pull_back(self, look_ahead: LookAhead, cotangents: Mapping[Tensor, Tensor]) -> dict[str, dict[str, Tensor]]:
+    def pull_back(self, kept: Kept, cotangents: Mapping[Tensor, Tensor]) -> dict[str, dict[str, Tensor]]:
         """Pull back the blocks that this process keeps."""
         found = {}
         for layer in self._layers:
             # A parameter without gradient does not move, so its cotangent is zero.
-            parts = [look_ahead.rates[p] * whole(cotangents[p]) if p in cotangents else None for p in layer.params]
-            if layer.name in look_ahead.gradients:
-                gradient = look_ahead.gradients[layer.name]
-                found[layer.name] = layer.block.pull_back(gradient, layer.view.gather(parts))
+            parts = [kept.rates[p] * whole(cotangents[p]) if p in cotangents else None for p in layer.params]
+            if layer.name in kept.gradients:
+                found[layer.name] = layer.block.pull_back(kept.gradients[layer.name], layer.view.gather(parts))
         return found
 
     def observe(self, groups: Groups, gradients: Mapping[Tensor, Tensor], sampled: bool = False) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from apo.passes.graphs import capture, recorded
-from apo.preconditioners.bundled import Bundled, Groups, LookAhead
+from apo.preconditioners.bundled import Bundled, Groups, Kept
 from apo.preconditioners.plan import Layer
 from apo.vectors import assign_, copies
 
@@ -73,74 +73,65 @@ class Replayed:
 
     def multiply(
         self, groups: Groups, gradients: Mapping[Tensor, Tensor], look_ahead: bool = False
-    ) -> tuple[dict[Tensor, Tensor], LookAhead]:
+    ) -> tuple[dict[Tensor, Tensor], Kept]:
         """Return P g, in the graph's memory; to look ahead, -P g, copied out of it."""
-        name = "displacements" if look_ahead else "directions"
-        graph = self._product(name, groups, gradients, lambda given: self._plain.multiply(groups, given, look_ahead))
-        if graph is None:
+        if not self._is_as_before(groups, gradients):
             return self._plain.multiply(groups, gradients, look_ahead)
-        results, kept = graph(gradients.values())
+        name = "displacements" if look_ahead else "directions"
+        found, kept = self._replay(name, lambda given: self._plain.multiply(groups, given, look_ahead), gradients)
         if look_ahead:  # the next replay would overwrite displacements that the caller still holds
-            results = dict(zip(results, copies(list(results.values())), strict=True))
-        return results, kept
+            found = dict(zip(found, copies(list(found.values())), strict=True))
+        return found, kept
 
-    def pull_back(self, look_ahead: LookAhead, cotangents: Mapping[Tensor, Tensor]) -> dict[str, dict[str, Tensor]]:
+    def pull_back(self, kept: Kept, cotangents: Mapping[Tensor, Tensor]) -> dict[str, dict[str, Tensor]]:
         """Pull back, by a graph if the displacements came from one."""
-        graph, params = self._graphs.get("displacements"), list(cotangents)
-        if graph is not None and graph.results[1] is look_ahead:
-            # This can be recorded because replayed displacements leave their results at the same addresses each time.
-            graph = self._graph(
-                "pull_back",
-                lambda values: self._plain.pull_back(look_ahead, dict(zip(params, values, strict=True))),
-                cotangents.values(),
-            )
-            if graph is not None:
-                return graph(cotangents.values())
-        return self._plain.pull_back(look_ahead, cotangents)
+        graph = self._graphs.get("displacements")
+        if graph is None or graph.results[1] is not kept:
+            return self._plain.pull_back(kept, cotangents)
+        # This can be recorded because replayed displacements leave their results at the same addresses each time.
+        return self._replay("pull_back", lambda given: self._plain.pull_back(kept, given), cotangents)
 
     def observe(self, groups: Groups, gradients: Mapping[Tensor, Tensor], sampled: bool = False) -> None:
         """Update the joint blocks; from gradients at sampled targets, which are rare, eagerly."""
-        graph = None
-        if not sampled:
-            graph = self._product("observe", groups, gradients, lambda given: self._plain.observe(groups, given))
-        if graph is None:
+        if sampled or not self._is_as_before(groups, gradients):
             self._plain.observe(groups, gradients, sampled)
         else:
-            graph(gradients.values())
+            self._replay("observe", lambda given: self._plain.observe(groups, given), gradients)
 
     def mean_eigenvalues(self) -> dict[str, Tensor]:
         """Return the mean eigenvalues, in the order of the plan."""
-        graph = self._graphs.get("displacements") and self._graph(
-            "mean_eigenvalues", lambda _: self._plain.mean_eigenvalues(), ()
-        )
-        return self._plain.mean_eigenvalues() if graph is None else graph()
+        if "displacements" not in self._graphs:
+            return self._plain.mean_eigenvalues()
+        return self._replay("mean_eigenvalues", lambda _: self._plain.mean_eigenvalues(), {})
 
-    def _product(
-        self, name: str, groups: Groups, raw: Mapping[Tensor, Tensor], function: Callable[[dict[Tensor, Tensor]], Any]
-    ) -> _Graph | None:
-        """Return a recorded function of the gradients, or None if it cannot be replayed at this step."""
-        if not raw or not self._possible or torch.cuda.is_current_stream_capturing():
-            return None
+    def _is_as_before(self, groups: Groups, gradients: Mapping[Tensor, Tensor]) -> bool:
+        """Return whether graphs of these gradients can be recorded and replayed; if not, drop those of others."""
+        if not gradients or not self._possible or torch.cuda.is_current_stream_capturing():
+            return False
         # A graph reads weights and factors at fixed addresses, and its rates are constants.
         options = [(g["initial_step"], g["weight_decay"], g["decoupled_weight_decay"]) for g in groups]
-        places = [p.data_ptr() for p in raw]
+        places = [p.data_ptr() for p in gradients]
         tensors = [tensor.data_ptr() for layer in self._layers for tensor in layer.block.tensors.values()]
         kind = (options, places, tensors)
         if kind != self._kind:
             self._kind, self._seen = kind, 0
             self._graphs.clear()
         self._seen += 1
-        if self._seen <= _WARM_UP:
-            return None
-        return self._graph(name, lambda gradients: function(dict(zip(raw, gradients, strict=True))), raw.values())
+        return self._seen > _WARM_UP
 
-    def _graph(self, name: str, function: Callable, inputs: Iterable[Tensor]) -> _Graph | None:
+    def _replay(
+        self, name: str, function: Callable[[Mapping[Tensor, Tensor]], Any], tensors: Mapping[Tensor, Tensor]
+    ) -> Any:
+        """Call a function of tensors by its graph, which is recorded first if there is none yet."""
         if name not in self._graphs and self._possible:
-            # If recording fails once, do not try again.
-            graph = recorded("the preconditioner", lambda: _Graph(function, inputs))
-            if graph is None:
+
+            def of_values(values: list[Tensor]) -> Any:  # the keys, which are parameters, stay the same
+                return function(dict(zip(tensors, values, strict=True)))
+
+            graph = recorded("the preconditioner", lambda: _Graph(of_values, tensors.values()))
+            if graph is None:  # if recording fails once, do not try again
                 self._possible = False
                 self._graphs.clear()
             else:
                 self._graphs[name] = graph
-        return self._graphs.get(name)
+        return self._graphs[name](tensors.values()) if name in self._graphs else function(tensors)

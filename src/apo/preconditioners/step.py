@@ -11,6 +11,7 @@ from torch import Tensor
 from apo.distributed import is_sharded, whole
 from apo.preconditioners.bundled import Groups
 from apo.torch_internals import foreach_add_, foreach_mul, foreach_mul_, foreach_norm
+from apo.vectors import local_parts
 
 __all__ = ["move_weights"]
 
@@ -31,12 +32,11 @@ def move_weights(
         directions: P g, by parameter.
         state: The optimizer's state, which keeps the momentum.
         clip: The largest norm of the update of all parameters together, or None.
-        sharded: Whether some parameters are DTensors.
+        sharded: Whether some parameters are DTensors: every process then moves its shards, without communication.
         averaged: Whether momentum is a running average of P g, instead of a sum that fades.
         mean_steps: The mean eigenvalue of P by parameter, if decoupled weight decay is in proportion to it.
     """
-    # Every process moves its own shards, without communication.
-    local = _local if sharded else list
+    local = local_parts if sharded else list
     moving, updates, rates = [], [], []
     for group in groups:
         params = [p for p in group["params"] if p in directions]
@@ -63,8 +63,8 @@ def move_weights(
             if mean_steps is None:
                 foreach_mul_(local(params), 1.0 - group["lr"] * group["weight_decay"])
             else:
-                for p in params:
-                    local([p])[0].mul_(1.0 - (-rate * group["weight_decay"] * mean_steps[p]).clamp(max=1.0))
+                for p, part in zip(params, local(params), strict=True):
+                    part.mul_(1.0 - (-rate * group["weight_decay"] * mean_steps[p]).clamp(max=1.0))
         foreach_add_(local(params), local(update), alpha=rate)
 
 
@@ -85,8 +85,3 @@ def _clipped(updates: Sequence[list[Tensor]], rates: Sequence[float], limit: flo
         else:
             clipped.append(foreach_mul(update, factor.to(update[0].device, update[0].dtype)))
     return clipped
-
-
-def _local(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return this process's part of each tensor, to be changed in place."""
-    return [tensor.detach().to_local() if is_sharded(tensor) else tensor for tensor in tensors]  # type: ignore[attr-defined]

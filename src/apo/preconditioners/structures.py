@@ -212,7 +212,7 @@ class Eigenbasis(Preconditioner):
             self.refresh(exact=self.steps in _EXACT)
 
     def refresh(self, exact: bool = False) -> None:
-        """Change to bases that fit the statistics of today.
+        """Change to bases that fit the present statistics.
 
         Args:
             exact: Compute eigenvectors, instead of one step of orthogonal iteration from the present ones.

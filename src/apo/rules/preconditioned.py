@@ -29,7 +29,7 @@ __all__ = ["Preconditioned", "meta_adam"]
 
 #: How far below a tiny step, and how far above it, a scale of P is searched for.
 _SEARCH_DEPTH = 1e-10
-#: Steps that the guard may wait before the user hears of it, however short the warm-up was.
+#: Steps that the guard may wait before it warns, however short the warm-up was.
 _LONG_WAIT = 300
 #: Where an eigenbasis starts, relative to the turning point, and how often it then learns.
 EIGENBASIS_START = 0.3
@@ -54,7 +54,7 @@ class Preconditioned(Rule):
             preconditioner.
         meta_optimizer: Builds the meta-optimizer from a list of tensors; Adam at 1e-3. An eigenbasis has Adam at 0.1
             for its logarithms, on meta-gradients relative to the promise of the step, and beside it a step to the
-            turning point for all rates together (below); one of your own replaces both.
+            turning point for all rates together (below); a custom one replaces both.
         guard: Hand over only when the look-ahead lowers Q.
         patience: At how many meta-steps in a row it has to.
         warmup_interval: Interval between meta-steps during the warm-up, None for the tuner's. 1 helps a great deal.
@@ -123,6 +123,7 @@ class Preconditioned(Rule):
         self._turning_point = TurningPoint() if two_numbers and meta_optimizer is None else None
         self._log_scale = 0.0  # how far all rates have gone together
         self._proposal: _PreconditionedProposal | None = None  # of the meta-step at work
+        self._slope: Tensor | None = None  # of Q along its look-ahead, once phi has moved with it
         self._streak = 0
         self._fade = 1.0  # the end of training
 
@@ -169,7 +170,7 @@ class Preconditioned(Rule):
         """Move phi, within the range that its blocks allow."""
         if self._turning_point is not None and self._proposal is not None:
             gradients = self._proposal.relative(gradients)
-            self._proposal.moved = True
+            self._slope = self._proposal.slope
         super().meta_update(gradients, outcome)
         for layer in self.optimizer.layers:
             layer.block.constrain()
@@ -221,11 +222,12 @@ class Preconditioned(Rule):
     @torch.no_grad()
     def _go_to_turning_point(self, outcome: Outcome) -> None:
         """Scale all rates of an eigenbasis alike, by what Q and its slope say about this look-ahead."""
-        proposal, self._proposal = self._proposal, None  # which holds a vector as long as the weights
-        if self._turning_point is None or proposal is None or not proposal.moved:
+        found, self._slope = self._slope, None
+        self._proposal = None  # which holds a vector as long as the weights
+        if self._turning_point is None or found is None:
             return
         assert isinstance(self.optimizer, Eigenbasis)
-        slope, rise, scale = float(proposal.slope), outcome.objective - outcome.loss, math.exp(self._log_scale)
+        slope, rise, scale = float(found), outcome.objective - outcome.loss, math.exp(self._log_scale)
         quadratic = Comparison(slope - 2.0 * rise, 2.0 * (slope - rise), 0.0, 0.0, 0.0)
         change = self._turning_point.change(quadratic, 0.0, scale, _TARGET, scale, outcome.resolution)
         if change is not None:
@@ -281,11 +283,10 @@ class _PreconditionedProposal(Proposal):
 
     Args:
         optimizer: The preconditioner.
-        measures: Whether promise and slope are wanted.
+        measures: Whether the slope is wanted.
 
     Attributes:
         slope: How fast Q rises at the end of the look-ahead along it, once :meth:`pull_back` was called.
-        moved: Whether phi has been updated with it.
     """
 
     slope: Tensor
@@ -294,8 +295,7 @@ class _PreconditionedProposal(Proposal):
         moving = [(p, group) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         coupled = [0.0 if group["decoupled_weight_decay"] else float(group["weight_decay"]) for _, group in moving]
         super().__init__([p for p, _ in moving], coupled)
-        self._optimizer = optimizer
-        self._measures, self.moved = measures, False
+        self._optimizer, self._measures = optimizer, measures
         self.wants_sampled_gradients = optimizer.wants_sampled_gradients
         self.look_ahead()
 

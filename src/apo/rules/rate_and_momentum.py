@@ -154,7 +154,7 @@ class _MomentumProposal(Proposal):
         super().__init__(moving, [decay[p] for p in moving])
         self._optimizer, self._log_rate, self._logit = optimizer, log_rate, logit
         self._old = [wide(old.get(p, torch.zeros_like(p))) for p in moving]  # b
-        mu, _ = self._momentum()
+        mu = self._mu
         # The step has left mu * b + g in the buffer; what the gradient (with its weight decay) added is g.
         states = [optimizer.state[p] for p in moving]
         self._gradients = [wide(s["momentum_buffer"]) - mu * b for s, b in zip(states, self._old, strict=True)]
@@ -166,8 +166,8 @@ class _MomentumProposal(Proposal):
 
     def pull_back(self, cotangent: Sequence[Tensor]) -> list[Tensor]:
         """Return the derivatives with respect to log eta and logit mu."""
-        eta, (_, slope) = math.exp(float(self._log_rate)), self._momentum()
-        return [dot(cotangent, self.displacement()), -eta * slope * dot(cotangent, self._old)]
+        eta, mu = math.exp(float(self._log_rate)), self._mu
+        return [dot(cotangent, self.displacement()), -eta * (mu * (1 - mu)) * dot(cotangent, self._old)]
 
     @torch.no_grad()
     def take_step(self) -> None:
@@ -180,13 +180,12 @@ class _MomentumProposal(Proposal):
 
     def summary(self) -> dict[str, float]:
         """Return the momentum coefficient."""
-        return {"momentum": self._momentum()[0]}
+        return {"momentum": self._mu}
 
-    def _momentum(self) -> tuple[float, float]:
-        """Return mu and its derivative by the logit."""
-        mu = float(torch.sigmoid(self._logit))
-        return mu, mu * (1 - mu)
+    @property
+    def _mu(self) -> float:
+        return float(torch.sigmoid(self._logit))
 
     def _buffers(self) -> list[Tensor]:
-        mu, _ = self._momentum()
+        mu = self._mu
         return [mu * b + g for b, g in zip(self._old, self._gradients, strict=True)]
