@@ -23,8 +23,6 @@ from typing import NoReturn
 from apo_experiments.errors import UserError, needs_extra
 from apo_experiments.interruption import TimeIsUp
 
-__all__ = ["main", "parser"]
-
 SCALES = ("smoke", "cpu", "paper")
 
 _EXAMPLES = """\

@@ -6,8 +6,6 @@ import importlib
 from collections.abc import Collection
 from typing import Any
 
-__all__ = ["UserError", "choose", "needs_extra", "required"]
-
 
 class UserError(Exception):
     """An error whose message is one sentence for the user: what is wrong and what to do."""

@@ -22,8 +22,6 @@ from typing import Any
 
 from apo_experiments.errors import UserError
 
-__all__ = ["as_first_named", "in_words_of_today", "of_today", "rates_of_today"]
-
 _NAMES = {"sigma": "over_relaxation"}
 _SHARE, _RISING = "other_batch_share", "rising"
 _LENGTH, _KNOWN = "total_steps", "auto"

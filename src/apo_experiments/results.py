@@ -1,4 +1,4 @@
-"""From records to results: their mean and spread, and the comparison with the paper."""
+"""From records to results: their mean and spread, the comparison with the paper, and what keeps them from it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from apo_experiments.comparable import MARK, differences, own_method
 from apo_experiments.methods import METHODS
 from apo_experiments.recipe import NOT_IN_PAPER, Recipe
 from apo_experiments.recipes import RECIPES
 from apo_experiments.records import Record, by_label, grouped
 from apo_experiments.runs import RunConfig
+
+#: Options that change speed and rounding alone.
+_ROUNDING = ("channels_last", "tf32")
+
+#: Follows the name of a method that is not the paper's.
+MARK = "†"
 
 
 @dataclass(frozen=True)
@@ -79,7 +84,7 @@ def value(record: Record, metric: str) -> float | None:
         >>> value(Record(config, {}, [], {"metrics": {"loss": 0.5}}), "loss")
         0.5
     """
-    found = (record.summary or {}).get("metrics", {}).get(metric)
+    found = record.metrics.get(metric)
     return float(found) if found is not None and math.isfinite(found) else None
 
 
@@ -113,7 +118,7 @@ def result(recipe: Recipe, label: str, records: Sequence[Record]) -> Result:
     """
     ordered = sorted(records, key=lambda record: record.config.seed)
     values = tuple(found for record in ordered if (found := value(record, recipe.metric)) is not None)
-    diverged = sum(bool(record.summary and record.summary.get("diverged")) for record in records)
+    diverged = sum(record.diverged for record in records)
     unfinished = sum(not record.finished for record in records)
     paper = next((entry.paper for entry in recipe.entries if entry.label == label), None)
     if not ordered:
@@ -122,6 +127,64 @@ def result(recipe: Recipe, label: str, records: Sequence[Record]) -> Result:
     differs = differences(recipe, label, config.epochs, config.options)
     own = own_method(config) if recipe.paper != NOT_IN_PAPER else ""
     return Result(label, values, diverged, unfinished, paper, differs, own)
+
+
+def differences(recipe: Recipe, label: str, epochs: int, options: Mapping[str, Any]) -> str:
+    """Return how the task and the length of a run differ from the paper's, or nothing if they are the same.
+
+    Args:
+        recipe: The recipe.
+        label: The entry, whose own options belong to the paper's setting; any other text for none.
+        epochs: The length of the run.
+        options: The options of its task.
+
+    Example:
+        >>> differences(RECIPES["mnist-mlp"], "SGD-APO", 10, {"width": 0.2})
+        'width 0.2 (paper: 1), 10 epochs (paper: 100)'
+    """
+    if "paper" not in recipe.scales:
+        return ""
+    size = recipe.scales["paper"]
+    own = next((entry.options for entry in recipe.entries if entry.label == label), {})
+    paper = {**recipe.defaults, **size.options, **own}
+    parts = [
+        f"{key.replace('_', ' ')} {_text(options[key])} (paper: {_text(paper[key])})"
+        for key in paper
+        if key in options and key not in _ROUNDING and _text(options[key]) != _text(paper[key])
+    ]
+    if epochs != size.epochs:
+        parts.append(f"{epochs} {'epoch' if epochs == 1 else 'epochs'} (paper: {size.epochs})")
+    return ", ".join(parts)
+
+
+def differences_of_scale(recipe: Recipe, scale: str) -> str:
+    """Return how a scale of a recipe differs from the paper's."""
+    size = recipe.scales[scale]
+    return differences(recipe, "", size.epochs, {**recipe.defaults, **size.options})
+
+
+def own_method(config: RunConfig) -> str:
+    """Return in which way a method is this library's and not the paper's, or nothing if it is the paper's.
+
+    Example:
+        >>> own_method(RunConfig("r", "APO", "sgdm-apo", "cpu", 0, 1, {"preset": "default", "total_steps": "auto"}))
+        "the library's settings, told how long the run is (total_steps)"
+        >>> own_method(RunConfig("r", "APO", "sgdm-apo", "cpu", 0, 1, {"preset": "paper", "total_steps": None}))
+        ''
+    """
+    if "apo" not in config.method or config.hyper.get("preset") == "paper":
+        return ""
+    told = ", told how long the run is (total_steps)" if config.hyper.get("total_steps") else ""
+    return f"the library's settings{told}"
+
+
+def _text(option: Any) -> str:
+    """Write an option; None stands for all rows, images or sentences that there are."""
+    if option is None:
+        return "all"
+    if isinstance(option, (list, tuple)):
+        return "-".join(map(str, option))
+    return f"{option:g}" if isinstance(option, float) else str(option)
 
 
 def leader(recipe: Recipe, results: Iterable[Result], paper: bool = False) -> Result | None:

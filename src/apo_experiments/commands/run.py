@@ -14,9 +14,8 @@ from apo_experiments.errors import UserError
 from apo_experiments.execution import Assignment, Failure, carried_out
 from apo_experiments.progress import Progress
 from apo_experiments.recipe import Recipe
-from apo_experiments.records import Record
+from apo_experiments.records import Record, as_result
 from apo_experiments.results import Result, figure_text, findings, leader, summarise, value
-from apo_experiments.roles import as_result
 from apo_experiments.runs import RunConfig
 from apo_experiments.train import finished
 
@@ -76,7 +75,7 @@ def _carry_out(
                     continue
                 origin = assignment.chosen_by.get((config.recipe, config.label))
                 summary.records.append(as_result(result, config.directory(assignment.root), origin))
-                if result.summary and result.summary.get("diverged"):
+                if result.diverged:
                     summary.exit_code = summary.exit_code or 1
         except KeyboardInterrupt:
             display.message(f"{len(summary.records)} of {len(configs)} runs are finished")

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from apo_experiments.data.streams import EpochBatches
 
-__all__ = ["WindowBatches", "as_numbers", "windows"]
-
 
 def as_numbers(text: str, alphabet: Sequence[str]) -> Tensor:
     """Return the place of each character in an alphabet; what is not in it becomes its first character.

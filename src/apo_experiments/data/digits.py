@@ -11,8 +11,6 @@ from torch import Tensor
 from apo_experiments.data.locate import directory
 from apo_experiments.errors import UserError
 
-__all__ = ["FILE", "load"]
-
 #: A copy of scikit-learn's own file, for machines without scikit-learn, below the folder of the data.
 FILE = "digits/digits.csv.gz"
 

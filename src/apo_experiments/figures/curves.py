@@ -14,8 +14,6 @@ from apo_experiments.figures.style import grid, legend_below, line_styles, scale
 from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record, by_label, grouped
 
-__all__ = ["axis_name", "curves", "draw_band", "draw_panel", "rate_name"]
-
 #: With more entries than this on one axis, each base optimizer gets its own row.
 _MOST_LINES = 7
 

@@ -47,7 +47,7 @@ def _draw(axes: Axes, members: Sequence[Record]) -> None:
     for position, record in enumerate(members):
         colour = shades(position / max(len(members) - 1, 1))
         axes.plot(*_points(record, "x", "new"), color=colour, linewidth=1.6, label=record.config.label)
-    metrics = (members[0].summary or {}).get("metrics", {})
+    metrics = members[0].metrics
     if metrics.get("example_x") is not None:
         axes.plot(metrics["example_x"], metrics["example_y"], "*", color="black", markersize=10, label="new example")
     axes.set_xlabel("input")

@@ -16,8 +16,6 @@ import apo
 from apo.rules import tail
 from apo_experiments.errors import UserError
 
-__all__ = ["MuonAndAdamW", "matrices"]
-
 
 def matrices(model: nn.Module) -> list[nn.Parameter]:
     """Return the weights that Muon is for: matrices that are no tables of embeddings.

@@ -18,8 +18,6 @@ from apo_experiments.methods.saved_state import load_plain_state, plain_state
 from apo_experiments.methods.schedules import WARM_UP
 from apo_experiments.problem import Budget, Problem
 
-__all__ = ["PACKAGES"]
-
 _NEEDS = ("pytorch_optimizer", "pytorch-optimizer")
 
 _GRAFTS = ("none", "sgd", "adagrad", "rmsprop")

@@ -19,8 +19,6 @@ from apo_experiments.methods.plain import Driver, PlainStepper
 from apo_experiments.methods.saved_state import copied_to, load_plain_state, plain_state
 from apo_experiments.problem import Budget, Problem
 
-__all__ = ["TUNERS"]
-
 #: Module and package of each.
 _DOG, _MECHANIC = ("dog", "dog-optimizer"), ("mechanic_pytorch", "mechanic-pytorch")
 

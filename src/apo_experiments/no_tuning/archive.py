@@ -11,8 +11,6 @@ from apo_experiments.recipes.no_tuning import FAMILY
 from apo_experiments.records import Record
 from apo_experiments.runs import RunConfig
 
-__all__ = ["archive", "path_of", "read"]
-
 #: Columns of the curves that are kept; what APO reports beside them is not, to keep files small.
 _KEPT = ("step", "epoch", "train_loss", "rate", "seconds", "guess")
 #: At most so many rows of a curve.

@@ -10,12 +10,9 @@ from matplotlib.figure import Figure
 
 from apo_experiments.figures.curves import draw_band
 from apo_experiments.figures.style import COLOURS, applied, grid, legend_below
-from apo_experiments.no_tuning.choice import Runs
-from apo_experiments.no_tuning.scores import NEAR, Table, standings
+from apo_experiments.no_tuning.scores import NEAR, Runs, Table, standings
 from apo_experiments.recipe import Recipe
 from apo_experiments.recipes.no_tuning import FAMILY
-
-__all__ = ["rates", "regrets"]
 
 #: The lines of a panel of rates: a learned rate, and the tuned cosine of the same optimizer.
 _PAIRS = {"SGDm": ("SGDm-APO", "SGDm tuned"), "AdamW": ("AdamW-APO", "AdamW tuned")}

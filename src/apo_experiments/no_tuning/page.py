@@ -12,8 +12,7 @@ from apo_experiments.figures import png
 from apo_experiments.files import write_atomically
 from apo_experiments.no_tuning import figures
 from apo_experiments.no_tuning.archive import read
-from apo_experiments.no_tuning.choice import Runs
-from apo_experiments.no_tuning.scores import NEAR, TUNED, Table, scores, standings, task_runs
+from apo_experiments.no_tuning.scores import NEAR, TUNED, Runs, Table, scores, standings, task_runs
 from apo_experiments.publication.compact import rounded
 from apo_experiments.publication.page import replaced
 from apo_experiments.publication.rows import command_block, grid, machines
@@ -21,8 +20,6 @@ from apo_experiments.recipe import SCALES, Recipe
 from apo_experiments.recipes.no_tuning import CHOOSING, FAMILY, RECIPES
 from apo_experiments.records import Record
 from apo_experiments.results import figure_text
-
-__all__ = ["BEGIN", "END", "NAME", "markdown", "publish", "rows"]
 
 NAME = "no-tuning.md"
 BEGIN, END = "<!-- no-tuning:begin (made by `apo publish`) -->", "<!-- no-tuning:end -->"

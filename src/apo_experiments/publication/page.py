@@ -11,10 +11,9 @@ from apo_experiments import figures
 from apo_experiments.errors import UserError
 from apo_experiments.files import write_atomically
 from apo_experiments.progress import counted
-from apo_experiments.publication.compact import find
+from apo_experiments.publication.compact import find, read_tuning
 from apo_experiments.publication.rows import Row, Section, as_json, command_block, grid, machines, rows, words
 from apo_experiments.publication.summary import summary
-from apo_experiments.publication.tuning_log import read_tuning
 from apo_experiments.recipe import Recipe
 from apo_experiments.recipes import FAMILIES, RECIPES
 from apo_experiments.records import grouped

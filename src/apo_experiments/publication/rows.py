@@ -52,7 +52,7 @@ class Row:
     @property
     def hours(self) -> float:
         """Hours of training of all seeds together, without evaluation."""
-        return sum((record.summary or {}).get("seconds") or 0.0 for record in self.records) / 3600
+        return sum(record.seconds for record in self.records) / 3600
 
     @property
     def epochs(self) -> int:

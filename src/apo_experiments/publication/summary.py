@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from apo_experiments.comparable import MARK
 from apo_experiments.publication.rows import Row, Section, anchor, grid, words
 from apo_experiments.recipe import NOT_IN_PAPER, Entry, Recipe
 from apo_experiments.records import grouped
-from apo_experiments.results import figure_text
+from apo_experiments.results import MARK, figure_text
 
 _HEADER = ["Experiment", "Metric", "APO, ours", "APO, paper", "Best other, ours", "Best other, paper"]
 

@@ -23,8 +23,6 @@ from apo_experiments.recipes.smoke import smoke_hyper
 from apo_experiments.recipes.untuned import entries
 from apo_experiments.tasks import held_out, language
 
-__all__ = ["CHOOSING", "FAMILY", "RECIPES"]
-
 #: The name of the family, and what the names of its recipes begin with.
 FAMILY = "no-tuning"
 

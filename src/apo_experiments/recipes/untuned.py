@@ -4,15 +4,13 @@
   paper's settings (``-paper``); and the second-order method whose rates and dampings it learns (APO-Eigen).
 - SGDm, AdamW and NadamW under a cosine with 5% of warm-up at seven rates each. One rate is the usual default; the rate
   that is best on a task's held-out data is the *tuned* one; NadamW's rate that is best over all tasks together is the
-  *calibrated* one. :mod:`apo_experiments.no_tuning.choice` finds both in the records.
+  *calibrated* one. :mod:`apo_experiments.no_tuning.scores` finds both in the records.
 - Methods of others that promise to do without a rate, with the defaults and the schedule that their authors document.
 """
 
 from __future__ import annotations
 
 from apo_experiments.recipe import Entry
-
-__all__ = ["RATES", "USUAL", "base_of", "entries", "label_of"]
 
 #: The rates that a cosine starts from.
 RATES: dict[str, tuple[float, ...]] = {

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import jinja2
 
-from apo_experiments.comparable import MARK
 from apo_experiments.errors import UserError
 from apo_experiments.figures.curves import axis_name
 from apo_experiments.files import write_atomically
@@ -21,7 +20,7 @@ from apo_experiments.recipe import NOT_IN_PAPER
 from apo_experiments.recipes import RECIPES
 from apo_experiments.records import find
 from apo_experiments.report.sections import Section, section
-from apo_experiments.results import figure_text, leader
+from apo_experiments.results import MARK, figure_text, leader
 
 __all__ = ["write"]
 

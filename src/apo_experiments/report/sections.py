@@ -14,7 +14,6 @@ from apo_experiments.recipe import Recipe
 from apo_experiments.recipes import plan
 from apo_experiments.records import Record, grouped
 from apo_experiments.results import Result, findings, set_words, setting_text, summarise
-from apo_experiments.roles import is_swept
 from apo_experiments.runs import RunConfig
 from apo_experiments.tuning import current, points_of_grids
 
@@ -44,7 +43,7 @@ class Part:
     @property
     def seconds(self) -> float:
         """Training time of all runs."""
-        return sum((record.summary or {}).get("seconds") or 0.0 for record in self.records)
+        return sum(record.seconds for record in self.records)
 
     def origins(self) -> list[tuple[str, str]]:
         """Return the distinct facts on where the runs come from, as pairs of a name and a text."""
@@ -105,7 +104,7 @@ def _part(recipe: Recipe, scale: str, own: Sequence[Record]) -> Part:
         f"{label} was swept: shown is the best of {counted(points, 'point')} of the grid."
         for label, points in grids.items()
     ]
-    swept = [record for record in here if record.config.label in grids and is_swept(record)]
+    swept = [record for record in here if record.config.label in grids and record.is_swept]
     sweeps = dict.fromkeys(shlex.join(clean_command(record.header["command"])) for record in swept)
     run = [record for record in chosen if record.config.label not in grids]
     commands = [*sweeps, *_commands(recipe, scale, run)]

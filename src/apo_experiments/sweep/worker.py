@@ -14,8 +14,8 @@ from apo_experiments.interruption import TimeIsUp, check_time, interruptible
 from apo_experiments.processes import Crew
 from apo_experiments.recipe import Recipe
 from apo_experiments.recipes import RECIPES
+from apo_experiments.records import as_trial
 from apo_experiments.results import value
-from apo_experiments.roles import as_trial
 from apo_experiments.runs import RunConfig
 from apo_experiments.sweep.database import address, open_database, reachable
 from apo_experiments.sweep.grid import Point, searches

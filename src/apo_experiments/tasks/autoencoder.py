@@ -24,8 +24,6 @@ from apo_experiments.problem import Problem
 from apo_experiments.recipe import Setting
 from apo_experiments.tasks.evaluation import judged
 
-__all__ = ["DEFAULTS", "PenalisedLoss", "autoencoder", "built", "entropy", "pictures_of"]
-
 #: Options: ``width`` multiplies the hidden sizes 1000-500-250-30, ``l2`` is the coefficient of the penalty,
 #: ``train_images`` takes the first so many.
 DEFAULTS: dict[str, Any] = {

@@ -22,8 +22,6 @@ from apo_experiments.tasks import images as whole_images
 from apo_experiments.tasks import uci as whole_uci
 from apo_experiments.tasks.evaluation import Part, judged
 
-__all__ = ["AUTOENCODER", "DIGITS", "IMAGES", "TABLES", "autoencoder", "digits", "images", "tables"]
-
 #: Options of each task; those of the tasks that they are made of, where these say what they mean.
 IMAGES = {key: value for key, value in whole_images.DEFAULTS.items() if key != "validation"}
 AUTOENCODER = whole_autoencoder.DEFAULTS

@@ -23,8 +23,6 @@ from apo_experiments.recipe import Setting
 from apo_experiments.tasks.evaluation import judged
 from apo_experiments.tasks.translation import NextWord, corpus_of, next_words
 
-__all__ = ["CHARACTERS", "WORDS", "characters", "words"]
-
 #: Options: the corpus, of which the English side is read, and the first so many of its pairs; the network.
 CHARACTERS: dict[str, Any] = {
     "corpus": "multi30k",

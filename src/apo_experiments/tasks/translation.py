@@ -20,8 +20,6 @@ from apo_experiments.problem import Problem
 from apo_experiments.recipe import Setting
 from apo_experiments.tasks.evaluation import evaluating
 
-__all__ = ["DEFAULTS", "NextWord", "corpus_of", "next_words", "translation"]
-
 #: Options: the corpus and the first so many of its training pairs; the network; ``max_tokens`` of a batch; ``beam`` 1
 #: for greedy translation; how many test sentences are translated at the end of an epoch (None for all of them).
 DEFAULTS: dict[str, Any] = {

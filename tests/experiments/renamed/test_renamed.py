@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from apo_experiments import publication, records, tuning
+from apo_experiments import records, tuning
 from apo_experiments.cli import main
 from apo_experiments.errors import UserError
+from apo_experiments.publication import compact
 from apo_experiments.publication.compact import path_of
+from apo_experiments.publication.rows import rows
 from apo_experiments.recipes import RECIPES, plan
 from apo_experiments.records import NAME, Record
 from apo_experiments.renamed import as_first_named, in_words_of_today, of_today
@@ -109,13 +111,13 @@ def test_studies_from_before_are_found(grid, digest):
 
 def test_seeds_from_before_and_after_make_one_row(tmp_path):
     first, second = plan(MLP, "cpu", ["SGDm-APO"], 2)
-    path = publication.write(final(first, 1.0), tmp_path)
+    path = compact.write(final(first, 1.0), tmp_path)
     text = path.read_text().replace(json.dumps(asdict(first)), json.dumps(written_before(first)))
     assert '"rising"' in text and "total_steps" not in text
     path.write_text(text)
-    old = publication.read(path)
-    assert publication.write(old, tmp_path) == path
-    (row,) = publication.rows(MLP, "cpu", [old, final(second, 3.0)])
+    old = compact.read(path)
+    assert compact.write(old, tmp_path) == path
+    (row,) = rows(MLP, "cpu", [old, final(second, 3.0)])
     assert (row.settings, row.result.values) == ({}, (1.0, 3.0))
 
 
