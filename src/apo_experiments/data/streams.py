@@ -72,17 +72,14 @@ class EpochBatches(Batches):
             )
         self._position = position
         # The state of a generator is on the CPU, even for a GPU.
-        self._epoch_start = self._own_state(state["generator"].clone().cpu())
+        self._epoch_start = state["generator"].clone().cpu()
+        if self._epoch_start.shape != self._generator.get_state().shape:
+            # From another kind of device, so that it only decides which state this generator gets.
+            digest = hashlib.sha256(bytes(self._epoch_start.tolist())).digest()
+            self._epoch_start = self._generator.manual_seed(int.from_bytes(digest[:7], "big")).get_state()
         self._generator.set_state(self._epoch_start)
         if position < self.steps_per_epoch:
             self.start_epoch(self._generator)
-
-    def _own_state(self, state: Tensor) -> Tensor:
-        """Return a state for this generator; one from another kind of device only decides which."""
-        if state.shape == self._generator.get_state().shape:
-            return state
-        digest = hashlib.sha256(bytes(state.tolist())).digest()
-        return self._generator.manual_seed(int.from_bytes(digest[:7], "big")).get_state()
 
 
 @final

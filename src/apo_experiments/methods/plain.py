@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, final
 
@@ -87,44 +88,37 @@ class PlainStepper(Stepper):
             self._scheduler.load_state_dict(state["scheduler"])
 
 
-#: Builds a torch optimizer from parameters and hyperparameters; the bases of APO's learned rates, too.
-BASES: dict[str, Callable[[list[nn.Parameter], Mapping[str, Any]], Optimizer]] = {
-    "sgd": lambda params, h: torch.optim.SGD(params, lr=h["lr"], weight_decay=h["weight_decay"]),
-    "sgdm": lambda params, h: torch.optim.SGD(
-        params, lr=h["lr"], momentum=h["momentum"], nesterov=h["nesterov"], weight_decay=h["weight_decay"]
-    ),
-    "rmsprop": lambda params, h: torch.optim.RMSprop(
-        params, lr=h["lr"], alpha=h["alpha"], eps=h["eps"], weight_decay=h["weight_decay"]
-    ),
-    "adam": lambda params, h: torch.optim.Adam(params, **_adam(h)),
-    "adamw": lambda params, h: torch.optim.AdamW(params, **_adam(h)),
-    "nadam": lambda params, h: torch.optim.NAdam(params, **_adam(h)),
-    "nadamw": lambda params, h: torch.optim.NAdam(params, **_adam(h), decoupled_weight_decay=True),
-}
-
 _ADAM = {"lr": 3e-4, "betas": (0.9, 0.999), "eps": 1e-8}
+_SGDM = {"lr": 0.1, "momentum": 0.9, "nesterov": False}
 
-#: What each base is, and its hyperparameters beside the common ones.
-_ABOUT: dict[str, tuple[str, dict[str, Any]]] = {
-    "sgd": ("stochastic gradient descent", {"lr": 0.1}),
-    "sgdm": ("SGD with heavy-ball momentum", {"lr": 0.1, "momentum": 0.9, "nesterov": False}),
-    "rmsprop": ("RMSprop", {"lr": 3e-4, "alpha": 0.99, "eps": 1e-8}),
-    "adam": ("Adam; weight decay is an L2 penalty", _ADAM),
-    "adamw": ("Adam with decoupled weight decay", _ADAM),
-    "nadam": ("Adam with Nesterov momentum", _ADAM),
-    "nadamw": ("Adam with Nesterov momentum and decoupled weight decay", _ADAM | {"lr": 1e-3}),
+#: Optimizers of torch, the bases of APO's learned rates among them: what each is, what builds it, and its
+#: hyperparameters beside the common ones.
+_TORCH: dict[str, tuple[str, Callable[..., Optimizer], dict[str, Any]]] = {
+    "sgd": ("stochastic gradient descent", torch.optim.SGD, {"lr": 0.1}),
+    "sgdm": ("SGD with heavy-ball momentum", torch.optim.SGD, _SGDM),
+    "rmsprop": ("RMSprop", torch.optim.RMSprop, {"lr": 3e-4, "alpha": 0.99, "eps": 1e-8}),
+    "adam": ("Adam; weight decay is an L2 penalty", torch.optim.Adam, _ADAM),
+    "adamw": ("Adam with decoupled weight decay", torch.optim.AdamW, _ADAM),
+    "nadam": ("Adam with Nesterov momentum", torch.optim.NAdam, _ADAM),
+    "nadamw": (
+        "Adam with Nesterov momentum and decoupled weight decay",
+        functools.partial(torch.optim.NAdam, decoupled_weight_decay=True),
+        _ADAM | {"lr": 1e-3},
+    ),
 }
 
 
-def _adam(hyper: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: hyper[name] for name in ("lr", "betas", "eps", "weight_decay")}
+def torch_optimizer(name: str, parameters: list[nn.Parameter], hyper: Mapping[str, Any]) -> Optimizer:
+    """Build an optimizer of torch from complete hyperparameters."""
+    _, build, own = _TORCH[name]
+    return build(parameters, **{key: hyper[key] for key in (*own, "weight_decay")})
 
 
 def _method(name: str) -> Method:
     def build(problem: Problem, hyper: Mapping[str, Any], budget: Budget) -> Stepper:
-        return PlainStepper(problem, Driver(BASES[name](problem.parameters, hyper)), hyper, budget)
+        return PlainStepper(problem, Driver(torch_optimizer(name, problem.parameters, hyper)), hyper, budget)
 
-    summary, own = _ABOUT[name]
+    summary, _, own = _TORCH[name]
     return Method(name, summary, build, COMMON | own)
 
 
@@ -134,7 +128,7 @@ def _muon(problem: Problem, hyper: Mapping[str, Any], budget: Budget) -> Stepper
 
 
 #: Methods that need nothing but torch.
-PLAIN: dict[str, Method] = {name: _method(name) for name in BASES} | {
+PLAIN: dict[str, Method] = {name: _method(name) for name in _TORCH} | {
     "muon": Method(
         "muon",
         "Muon for matrices, AdamW for everything else",

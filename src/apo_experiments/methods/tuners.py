@@ -34,7 +34,7 @@ class _DoGDriver(Driver):
 
     def before_pass(self, step: int) -> None:
         if self._own is not None:
-            _copy(self._own, self._averager.base_model)
+            self._averager.base_model.load_state_dict(self._own)
             self._own = None
 
     def after_step(self, step: int) -> None:
@@ -42,7 +42,7 @@ class _DoGDriver(Driver):
         if (step + 1) % self._steps_per_epoch == 0:
             model = self._averager.base_model
             self._own = {name: value.clone() for name, value in model.state_dict().items()}
-            _copy(self._averager.averaged_model.state_dict(), model)
+            model.load_state_dict(self._averager.averaged_model.state_dict())
 
     def rate(self) -> float:
         return float(self.optimizer.param_groups[0]["eta"][0])
@@ -105,12 +105,6 @@ def _mechanic(problem: Problem, hyper: Mapping[str, Any], budget: Budget) -> Ste
     # With differences stored, which its authors call slightly more accurate: recomputing them divides by zero at first.
     optimizer = mechanize(torch.optim.AdamW, store_delta=True)(problem.parameters, **own)
     return PlainStepper(problem, _MechanicDriver(optimizer), hyper, budget)
-
-
-def _copy(weights: Mapping[str, Tensor], model: nn.Module) -> None:
-    with torch.no_grad():
-        for name, value in model.state_dict().items():
-            value.copy_(weights[name])
 
 
 #: Methods from packages of their own, which are imported when one of them is built.

@@ -46,8 +46,12 @@ def beam_search(
     lengths = torch.zeros(batch, width, device=device)
     finished = torch.zeros(batch, width, dtype=torch.bool, device=device)
     for _ in range(max_length):
-        logits = model.decode(words, memory, source)[:, -1].float().unflatten(0, (batch, width))
-        gains = _gains(logits, finished, model.padding)
+        logits = model.decode(words, memory, source)[:, -1].float().unflatten(0, (batch, width)).clone()
+        logits[..., model.padding] = -torch.inf
+        # A finished hypothesis continues with padding, at no cost.
+        idle = torch.full_like(logits, -torch.inf)
+        idle[..., model.padding] = 0.0
+        gains = torch.where(finished.unsqueeze(-1), idle, logits.log_softmax(-1))
         scores, best = (scores.unsqueeze(-1) + gains).flatten(1).topk(width)
         parents, chosen = best // gains.shape[-1], best % gains.shape[-1]
         rows = (parents + torch.arange(batch, device=device).unsqueeze(1) * width).flatten()
@@ -60,13 +64,3 @@ def beam_search(
     winners = (scores / lengths**length_penalty).argmax(1)
     translations = words.unflatten(0, (batch, width))[torch.arange(batch, device=device), winners, 1:]
     return translations.masked_fill(translations == end, model.padding)
-
-
-def _gains(logits: Tensor, finished: Tensor, padding: int) -> Tensor:
-    """Return the log-probability of each next word; a finished hypothesis continues with padding, at no cost."""
-    logits = logits.clone()
-    logits[..., padding] = -torch.inf
-    gains = logits.log_softmax(-1)
-    idle = torch.full_like(gains, -torch.inf)
-    idle[..., padding] = 0.0
-    return torch.where(finished.unsqueeze(-1), idle, gains)

@@ -11,6 +11,7 @@ ResNet-32   5-5-5                  16 to 64       every other pixel, zero channe
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import final
 
@@ -31,12 +32,20 @@ class ResNet(nn.Module):
         shortcut: ``"convolution"`` or ``"pad"``, see the module's table.
         classes: Number of outputs.
         channels: Channels of the images.
+        width: A factor on all widths.
     """
 
     def __init__(
-        self, blocks: Sequence[int], widths: Sequence[int], shortcut: str, classes: int = 10, channels: int = 3
+        self,
+        blocks: Sequence[int],
+        widths: Sequence[int],
+        shortcut: str,
+        classes: int = 10,
+        channels: int = 3,
+        width: float = 1.0,
     ) -> None:
         super().__init__()
+        widths = scaled(widths, width)
         inputs = widths[0]
         self.stem = nn.Sequential(
             nn.Conv2d(channels, inputs, 3, padding=1, bias=False), nn.BatchNorm2d(inputs), nn.ReLU()
@@ -92,19 +101,11 @@ class _PaddedShortcut(nn.Module):
         return functional.pad(inputs[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.front, self.behind))
 
 
-def resnet18(classes: int = 10, channels: int = 3, width: float = 1.0) -> ResNet:
-    """Build ResNet-18 in its form for small images."""
-    return ResNet([2, 2, 2, 2], scaled([64, 128, 256, 512], width), "convolution", classes, channels)
-
-
-def resnet34(classes: int = 10, channels: int = 3, width: float = 1.0) -> ResNet:
-    """Build ResNet-34 in its form for small images."""
-    return ResNet([3, 4, 6, 3], scaled([64, 128, 256, 512], width), "convolution", classes, channels)
-
-
-def resnet32(classes: int = 10, channels: int = 3, width: float = 1.0) -> ResNet:
-    """Build the thin ResNet-32 of He et al. with parameter-free shortcuts."""
-    return ResNet([5, 5, 5], scaled([16, 32, 64], width), "pad", classes, channels)
+#: ResNet-18 and ResNet-34 in their form for small images.
+resnet18 = functools.partial(ResNet, (2, 2, 2, 2), (64, 128, 256, 512), "convolution")
+resnet34 = functools.partial(ResNet, (3, 4, 6, 3), (64, 128, 256, 512), "convolution")
+#: The thin ResNet-32 of He et al. with parameter-free shortcuts.
+resnet32 = functools.partial(ResNet, (5, 5, 5), (16, 32, 64), "pad")
 
 
 @final

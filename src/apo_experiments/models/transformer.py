@@ -8,6 +8,7 @@ only the source needs a mask.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import final
 
 import torch
@@ -130,12 +131,10 @@ class _Sublayer(nn.Module):
         super().__init__()
         self.norm, self.dropout, self.norm_first = nn.LayerNorm(dimension), nn.Dropout(dropout), norm_first
 
-    def before(self, hidden: Tensor) -> Tensor:
-        return self.norm(hidden) if self.norm_first else hidden
-
-    def after(self, hidden: Tensor, change: Tensor) -> Tensor:
-        total = hidden + self.dropout(change)
-        return total if self.norm_first else self.norm(total)
+    def forward(self, hidden: Tensor, layer: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.norm_first:
+            return hidden + self.dropout(layer(self.norm(hidden)))
+        return self.norm(hidden + self.dropout(layer(hidden)))
 
 
 def _feed_forward(dimension: int, units: int) -> nn.Sequential:
@@ -151,9 +150,8 @@ class _EncoderLayer(nn.Module):
         self.around_attention, self.around_feed_forward = (_Sublayer(dimension, dropout, norm_first) for _ in range(2))
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        seen = self.around_attention.before(hidden)
-        hidden = self.around_attention.after(hidden, self.attention(seen, seen, mask))
-        return self.around_feed_forward.after(hidden, self.feed_forward(self.around_feed_forward.before(hidden)))
+        hidden = self.around_attention(hidden, lambda seen: self.attention(seen, seen, mask))
+        return self.around_feed_forward(hidden, self.feed_forward)
 
 
 class _DecoderLayer(nn.Module):
@@ -168,11 +166,9 @@ class _DecoderLayer(nn.Module):
         )
 
     def forward(self, hidden: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
-        seen = self.around_attention.before(hidden)
-        hidden = self.around_attention.after(hidden, self.attention(seen, seen, causal=True))
-        seen = self.around_source.before(hidden)
-        hidden = self.around_source.after(hidden, self.source_attention(seen, memory, mask))
-        return self.around_feed_forward.after(hidden, self.feed_forward(self.around_feed_forward.before(hidden)))
+        hidden = self.around_attention(hidden, lambda seen: self.attention(seen, seen, causal=True))
+        hidden = self.around_source(hidden, lambda seen: self.source_attention(seen, memory, mask))
+        return self.around_feed_forward(hidden, self.feed_forward)
 
 
 def _sinusoids(length: int, dimension: int) -> Tensor:

@@ -73,7 +73,8 @@ def characters(options: Mapping[str, Any], setting: Setting) -> Problem:
     stream = WindowBatches(train, context, options["batch_size"], setting.seed, setting.device)
     guess = _by_frequency(train, test[1:], len(alphabet))
     parts = {"valid": windows(valid, context), "test": windows(test, context)}
-    return Problem(model, F.cross_entropy, stream, judged(parts, {"loss": _entropy}, guess, chunk=_CHUNK))
+    measures = {"loss": lambda logits, target: F.cross_entropy(logits.float(), target.flatten())}
+    return Problem(model, F.cross_entropy, stream, judged(parts, measures, guess, chunk=_CHUNK))
 
 
 def words(options: Mapping[str, Any], setting: Setting) -> Problem:
@@ -106,10 +107,6 @@ def words(options: Mapping[str, Any], setting: Setting) -> Problem:
         return {"guess": guess, **losses}
 
     return Problem(model, nn.CrossEntropyLoss(ignore_index=PAD), train, evaluate)
-
-
-def _entropy(logits: Tensor, target: Tensor) -> Tensor:
-    return F.cross_entropy(logits.float(), target.flatten())
 
 
 def _by_frequency(train: Tensor, test: Tensor, size: int) -> float:
