@@ -38,12 +38,9 @@ def _path(record: Record) -> numpy.ndarray:
 
 
 def _draw_paths(axes: Axes, paths: dict[str, numpy.ndarray], recipe: Recipe) -> None:
-    everything = numpy.concatenate([*paths.values(), [[1.0, 1.0], [1.0, -1.5]]])
     # A run that leaves the valley must not shrink the valley to a dot.
-    (left, bottom), (right, top) = (
-        numpy.clip(everything, -3, 3).min(0) - 0.3,
-        numpy.clip(everything, -3, 3).max(0) + 0.3,
-    )
+    near = numpy.clip(numpy.concatenate([*paths.values(), [[1.0, 1.0], [1.0, -1.5]]]), -3, 3)
+    (left, bottom), (right, top) = near.min(0) - 0.3, near.max(0) + 0.3
     x, y = numpy.meshgrid(numpy.linspace(left, right, 200), numpy.linspace(bottom, top, 200))
     f = (1 - x) ** 2 + 100 * (y - x**2) ** 2
     axes.contour(x, y, numpy.log10(f + 1e-6), levels=10, colors="0.75", linewidths=0.7)

@@ -15,7 +15,7 @@ import numpy
 import pandas
 
 from apo_experiments.recipe import Recipe
-from apo_experiments.recipes.untuned import RATES, USUAL, base_of, label_of
+from apo_experiments.recipes.no_tuning import RATES, USUAL, base_of, label_of
 from apo_experiments.records import Record, by_label
 from apo_experiments.results import value
 from apo_experiments.tuning import current, judgement
