@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from apo_experiments.methods import METHODS
@@ -33,6 +34,8 @@ class Result:
         paper: The paper's figure.
         differs: How the task differs from the paper's, so that the paper's figure cannot be compared.
         own: In which way the method is this library's and not the paper's.
+        records: The runs, by seed.
+        settings: How they differ from those of the same method that a table shows; empty for these.
 
     Example:
         >>> result = Result("SGDm", (75.0, 76.0), paper=75.73)
@@ -47,6 +50,8 @@ class Result:
     paper: float | None = None
     differs: str = ""
     own: str = ""
+    records: tuple[Record, ...] = field(default=(), repr=False)
+    settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -74,6 +79,31 @@ class Result:
             return ""
         low, high = min(self.values), max(self.values)
         return "identical" if low == high else f"{figure_text(low)} to {figure_text(high)}"
+
+    @property
+    def deviation(self) -> float | None:
+        """The standard deviation over the seeds (of a sample); None for a single one."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    @property
+    def deviation_text(self) -> str:
+        """The same as text."""
+        return "" if self.deviation is None else f"± {self.deviation:.2g}"
+
+    @property
+    def seeds(self) -> str:
+        """The number of seeds, and of those that diverged."""
+        return f"{len(self.values)}" + (f" + {self.diverged} diverged" if self.diverged else "")
+
+    @property
+    def hours(self) -> float:
+        """Hours of training of all seeds together, without evaluation."""
+        return sum(record.seconds for record in self.records) / 3600
+
+    @property
+    def epochs(self) -> int:
+        """How long each run was."""
+        return self.records[0].config.epochs
 
 
 def value(record: Record, metric: str) -> float | None:
@@ -116,7 +146,7 @@ def result(recipe: Recipe, label: str, records: Sequence[Record]) -> Result:
         >>> result(recipe, "SGD", [Record(config, {}, [], {"metrics": {}, "diverged": True})])
         Result(label='SGD', values=(), diverged=1, unfinished=0, paper=None, differs='', own='')
     """
-    ordered = sorted(records, key=lambda record: record.config.seed)
+    ordered = tuple(sorted(records, key=lambda record: record.config.seed))
     values = tuple(found for record in ordered if (found := value(record, recipe.metric)) is not None)
     diverged = sum(record.diverged for record in records)
     unfinished = sum(not record.finished for record in records)
@@ -126,7 +156,7 @@ def result(recipe: Recipe, label: str, records: Sequence[Record]) -> Result:
     config = ordered[0].config
     differs = differences(recipe, label, config.epochs, config.options)
     own = own_method(config) if recipe.paper != NOT_IN_PAPER else ""
-    return Result(label, values, diverged, unfinished, paper, differs, own)
+    return Result(label, values, diverged, unfinished, paper, differs, own, ordered)
 
 
 def differences(recipe: Recipe, label: str, epochs: int, options: Mapping[str, Any]) -> str:

@@ -230,7 +230,7 @@ def comparison(recipe: Recipe, scale: str, results: Sequence[Result]) -> str:
             result.name,
             figure_text(result.mean) + ("*" if result is best else " "),
             result.spread(),
-            str(len(result.values)) + (f" + {result.diverged} diverged" if result.diverged else ""),
+            result.seeds,
             result.paper_text + ("*" if result is paper_best else " "),
         ]
         for result in run

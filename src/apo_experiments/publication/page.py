@@ -12,12 +12,12 @@ from apo_experiments.errors import UserError
 from apo_experiments.files import write_atomically
 from apo_experiments.progress import counted
 from apo_experiments.publication.compact import find, read_tuning
-from apo_experiments.publication.rows import Row, Section, as_json, command_block, grid, machines, rows, words
+from apo_experiments.publication.rows import Section, as_json, command_block, grid, machines, rows, words
 from apo_experiments.publication.summary import summary
 from apo_experiments.recipe import Recipe
 from apo_experiments.recipes import FAMILIES, RECIPES
 from apo_experiments.records import grouped
-from apo_experiments.results import figure_text, findings, summarise
+from apo_experiments.results import Result, figure_text, findings, summarise
 
 BEGIN, END = "<!-- results:begin (made by `apo publish`) -->", "<!-- results:end -->"
 #: The place for the summary, which a page may leave out.
@@ -106,7 +106,7 @@ def markdown(found: Sequence[Section], results: Path) -> str:
 def _table(title: str, scale: str, parts: Sequence[Section], results: Path) -> str:
     header = ["Experiment", "Method", "Metric", "Paper", "Ours", "Spread", "Seeds", "Epochs", "Hours"]
     body = [
-        [f"`{recipe.name}`", row.result.name, words(recipe.metric), row.result.paper_text, *_figures(row)]
+        [f"`{recipe.name}`", row.name, words(recipe.metric), row.paper_text, *_figures(row)]
         for recipe, _, own in parts
         for row in own
         if not row.settings
@@ -115,7 +115,7 @@ def _table(title: str, scale: str, parts: Sequence[Section], results: Path) -> s
     return "\n\n".join([*blocks, *(_details(*part, results) for part in parts)])
 
 
-def _details(recipe: Recipe, scale: str, own: Sequence[Row], results: Path) -> str:
+def _details(recipe: Recipe, scale: str, own: Sequence[Result], results: Path) -> str:
     """Return the details of one recipe: findings, origin, other settings, the figure, commands."""
     shown = [row for row in own if not row.settings]
     records = [record for row in shown for record in row.records]
@@ -127,7 +127,7 @@ def _details(recipe: Recipe, scale: str, own: Sequence[Row], results: Path) -> s
         if origin:
             size = f"{counted(origin['points'], 'point')}, {counted(origin['epochs'], 'epoch')}"
             value = f"{words(origin['metric'])} {figure_text(origin['value'])}"
-            choices.append(f"{row.result.label} {_settings(origin['hyper'])} ({size}, {value})")
+            choices.append(f"{row.label} {_settings(origin['hyper'])} ({size}, {value})")
     if choices:
         blocks.append("Chosen on held-out training data: " + "; ".join(choices) + ".")
     if log := read_tuning(results, recipe.name, scale):
@@ -138,15 +138,15 @@ def _details(recipe: Recipe, scale: str, own: Sequence[Row], results: Path) -> s
     runs = [header.get("command") or [] for header in headers]
     others = [row for row in own if row.settings]
     if others:
-        body = [[row.result.name, _settings(row.settings), *_figures(row)] for row in others]
+        body = [[row.name, _settings(row.settings), *_figures(row)] for row in others]
         blocks += ["Other settings:", grid(["Method", "With", "Ours", "Spread", "Seeds", "Epochs", "Hours"], body)]
     if any(record.rows for record in records):
         blocks.append(f"![{recipe.title}: loss, {words(recipe.metric)} and rate]({ASSETS}/{recipe.name}-{scale}.png)")
     return "\n\n".join([*blocks, command_block([*sweeps, *runs])])
 
 
-def _figures(row: Row) -> list[str]:
-    return [figure_text(row.result.mean), row.spread, row.seeds, str(row.epochs), f"{row.hours:.2g}"]
+def _figures(row: Result) -> list[str]:
+    return [figure_text(row.mean), row.deviation_text, row.seeds, str(row.epochs), f"{row.hours:.2g}"]
 
 
 def _settings(settings: Mapping[str, Any]) -> str:

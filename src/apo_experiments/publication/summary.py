@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from apo_experiments.publication.rows import Row, Section, anchor, grid, words
+from apo_experiments.publication.rows import Section, anchor, grid, words
 from apo_experiments.recipe import NOT_IN_PAPER, Entry, Recipe
 from apo_experiments.records import grouped
-from apo_experiments.results import MARK, figure_text
+from apo_experiments.results import MARK, Result, figure_text
 
 _HEADER = ["Experiment", "Metric", "APO, ours", "APO, paper", "Best other, ours", "Best other, paper"]
 
@@ -31,9 +31,9 @@ def summary(found: Sequence[Section], recipes: Mapping[str, Recipe]) -> str:
         if recipe.compute is not None or apo is None or other is None:
             others.append(recipe)
             continue
-        ours, rivals = apo.result.mean or 0.0, other.result.mean or 0.0
+        ours, rivals = apo.mean or 0.0, other.mean or 0.0
         ahead += recipe.worse(rivals, ours)
-        if theirs is not None and not apo.result.differs:
+        if theirs is not None and not apo.differs:
             reached.append(not recipe.worse(ours, theirs.paper or 0.0))
         whole = recipe.scales[scale].epochs
         lines.append(
@@ -58,7 +58,7 @@ def summary(found: Sequence[Section], recipes: Mapping[str, Recipe]) -> str:
     differing = [
         f"- {_link(recipe)}: {'; '.join(texts)}."
         for recipe, _, own in found
-        if (texts := dict.fromkeys(row.result.differs for row in own if not row.settings and row.result.differs))
+        if (texts := dict.fromkeys(row.differs for row in own if not row.settings and row.differs))
     ]
     if differing:
         blocks.append("**Not the paper's setting:**\n\n" + "\n".join(differing))
@@ -70,13 +70,11 @@ def summary(found: Sequence[Section], recipes: Mapping[str, Recipe]) -> str:
     return "\n\n".join(blocks)
 
 
-def _best(section: Section, ours: bool) -> tuple[Row | None, Entry | None]:
+def _best(section: Section, ours: bool) -> tuple[Result | None, Entry | None]:
     """Return the best row, and the entry with the paper's best value, of the methods with APO or of the others."""
     recipe, _, own = section
-    rows = [row for row in own if not row.settings and row.result.mean is not None]
-    row = recipe.best(
-        (row for row in rows if ("APO" in row.result.label) == ours), key=lambda row: row.result.mean, default=None
-    )
+    rows = [row for row in own if not row.settings and row.mean is not None]
+    row = recipe.best((row for row in rows if ("APO" in row.label) == ours), key=lambda row: row.mean, default=None)
     entries = [entry for entry in recipe.entries if entry.paper is not None and ("APO" in entry.label) == ours]
     return row, recipe.best(entries, key=lambda entry: entry.paper, default=None)
 
@@ -85,14 +83,14 @@ def _link(recipe: Recipe) -> str:
     return f"[`{recipe.name}`](#{anchor(recipe.title)})"
 
 
-def _value(row: Row, bold: bool) -> str:
-    value = figure_text(row.result.mean)
-    return f"{row.result.name} {f'**{value}**' if bold else value} {row.spread}".strip()
+def _value(row: Result, bold: bool) -> str:
+    value = figure_text(row.mean)
+    return f"{row.name} {f'**{value}**' if bold else value} {row.deviation_text}".strip()
 
 
-def _paper(row: Row, entry: Entry | None) -> str:
+def _paper(row: Result, entry: Entry | None) -> str:
     """Return the paper's value of an entry, in brackets if that of the row is of another setting."""
-    return "-" if entry is None else replace(row.result, paper=entry.paper).paper_text
+    return "-" if entry is None else replace(row, paper=entry.paper).paper_text
 
 
 def _missing(found: Sequence[Section], recipes: Mapping[str, Recipe]) -> Iterator[str]:
@@ -111,7 +109,7 @@ def _missing(found: Sequence[Section], recipes: Mapping[str, Recipe]) -> Iterato
     partly = [
         f"{', '.join(labels)} in `{recipe.name}`"
         for recipe, _, own in found
-        if (labels := [entry.label for entry in recipe.entries if all(row.result.label != entry.label for row in own)])
+        if (labels := [entry.label for entry in recipe.entries if all(row.label != entry.label for row in own)])
     ]
     if partly:
         yield f"Methods: {'; '.join(partly)}."

@@ -118,7 +118,7 @@ def test_seeds_from_before_and_after_make_one_row(tmp_path):
     old = compact.read(path)
     assert compact.write(old, tmp_path) == path
     (row,) = rows(MLP, "cpu", [old, final(second, 3.0)])
-    assert (row.settings, row.result.values) == ({}, (1.0, 3.0))
+    assert (row.settings, row.values) == ({}, (1.0, 3.0))
 
 
 def test_best_finds_trials_from_before(tmp_path):
