@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from apo_experiments import records, tuning
 from apo_experiments.commands import options
 from apo_experiments.commands.tables import show, text_table
 from apo_experiments.errors import UserError
-from apo_experiments.execution import Assignment, Failure, carried_out
+from apo_experiments.execution import Assignment, Failure, Outcome, carried_out
 from apo_experiments.methods import METHODS
 from apo_experiments.progress import Progress, counted
 from apo_experiments.recipe import Recipe
@@ -23,15 +23,6 @@ from apo_experiments.train import finished
 
 #: What sweeps have found, by recipe and label, where they chose the hyperparameters.
 ChosenBy = dict[tuple[str, str], Mapping[str, Any]]
-
-
-@dataclass
-class _Summary:
-    """The outcomes of the runs."""
-
-    records: list[Record] = field(default_factory=list)
-    failed: list[RunConfig] = field(default_factory=list)
-    exit_code: int = 0
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -48,16 +39,20 @@ def execute(arguments: argparse.Namespace) -> int:
     plans = [planned(recipe, arguments, labels) for recipe, labels in shared_out(recipes, arguments.method)]
     configs = [config for own, _ in plans for config in own]
     chosen_by = {key: origin for _, origins in plans for key, origin in origins.items()}
-    summary = _carry_out(configs, Assignment(root, arguments.data_dir, deadline, chosen_by), recipes, arguments)
+    outcomes = _carry_out(configs, Assignment(root, arguments.data_dir, deadline, chosen_by), recipes, arguments)
+    done = [result for _, result in outcomes if isinstance(result, Record)]
+    failures = [(config, result) for config, result in outcomes if isinstance(result, Failure)]
     for recipe in recipes:
-        own = [record for record in summary.records if record.config.recipe == recipe.name]
+        own = [record for record in done if record.config.recipe == recipe.name]
         if own:
             show("\n" + comparison(recipe, arguments.scale, summarise(recipe, own)))
-    options.write_json(arguments, _json(recipes, summary))
-    if summary.records:
+    options.write_json(arguments, _json(recipes, done, [config for config, failure in failures if not failure.fixable]))
+    if done:
         where = "" if arguments.runs is None else f" --runs {arguments.runs}"
         options.say(f"\nThe records are in {root}. `apo report{where}` writes a page with all figures and tables.")
-    return summary.exit_code
+    if any(failure.fixable for _, failure in failures):
+        return 2
+    return int(bool(failures) or any(record.diverged for record in done))
 
 
 def shared_out(recipes: Sequence[Recipe], labels: Sequence[str] | None) -> list[tuple[Recipe, Sequence[str] | None]]:
@@ -159,53 +154,46 @@ def _best(
 
 def _carry_out(
     configs: list[RunConfig], assignment: Assignment, recipes: Sequence[Recipe], arguments: argparse.Namespace
-) -> _Summary:
-    """Train all runs, even if one of them fails."""
-    jobs, left_out, summary = arguments.jobs, set[str](), _Summary()
+) -> list[Outcome]:
+    """Train all runs, even if one of them fails; but not the other runs of a recipe that the user has to fix."""
+    jobs, left_out, outcomes = arguments.jobs, set[str](), list[Outcome]()
     with Progress(recipes, every_seconds=5.0 if jobs == 1 else 30.0) as display:
         left = [config for config in configs if finished(config.directory(assignment.root)) is None]
         display.expect(left, jobs, len(configs) - len(left))
         try:
             for config, result in carried_out(configs, jobs, assignment, display.lane, left_out):
-                if isinstance(result, Failure):
-                    display.failed(config)
-                    if result.fixable and len(recipes) == jobs == 1:
-                        if arguments.debug:
-                            display.message(result.details)
-                        raise UserError(result.reason)
-                    display.message(_note_failure(config, result, summary, left_out, arguments.debug))
+                if isinstance(result, Record):
+                    origin = assignment.chosen_by.get((config.recipe, config.label))
+                    outcomes.append((config, as_result(result, config.directory(assignment.root), origin)))
                     continue
-                origin = assignment.chosen_by.get((config.recipe, config.label))
-                summary.records.append(as_result(result, config.directory(assignment.root), origin))
-                if result.diverged:
-                    summary.exit_code = summary.exit_code or 1
+                outcomes.append((config, result))
+                display.failed(config)
+                if arguments.debug and result.details:
+                    display.message(result.details)
+                if not result.fixable:
+                    hint = "" if arguments.debug or not result.details else "; run with --debug for the traceback"
+                    who = f"{config.recipe} {config.label} seed {config.seed}"
+                    display.message(f"{who} failed with {result.reason}{hint}")
+                elif len(recipes) == jobs == 1:
+                    raise UserError(result.reason)
+                else:
+                    left_out.add(config.recipe)
+                    display.message(f"{config.recipe}: {result.reason}")
         except KeyboardInterrupt:
-            display.message(f"{len(summary.records)} of {len(configs)} runs are finished")
+            done = sum(isinstance(result, Record) for _, result in outcomes)
+            display.message(f"{done} of {len(configs)} runs are finished")
             raise
-    return summary
+    return outcomes
 
 
-def _note_failure(config: RunConfig, failure: Failure, summary: _Summary, left_out: set[str], debug: bool) -> str:
-    """Note that a run failed, and return what to tell the user."""
-    if failure.fixable:
-        summary.exit_code = 2
-        left_out.add(config.recipe)
-        return f"{config.recipe}: {failure.reason}"
-    summary.failed.append(config)
-    summary.exit_code = summary.exit_code or 1
-    hint = "" if debug or not failure.details else "; run with --debug for the traceback"
-    details = f"{failure.details}\n" if debug and failure.details else ""
-    return f"{details}{config.recipe} {config.label} seed {config.seed} failed with {failure.reason}{hint}"
-
-
-def _json(recipes: Sequence[Recipe], summary: _Summary) -> list[dict[str, Any]]:
+def _json(recipes: Sequence[Recipe], done: Sequence[Record], failed: Sequence[RunConfig]) -> list[dict[str, Any]]:
     """Return one entry per run; the value of a run that failed or diverged is null."""
     metrics = {recipe.name: recipe.metric for recipe in recipes}
     papers = {(recipe.name, entry.label): entry.paper for recipe in recipes for entry in recipe.entries}
-    finals = [(record.config, value(record, metrics[record.config.recipe])) for record in summary.records]
+    finals = [(record.config, value(record, metrics[record.config.recipe])) for record in done]
     rows = [
         (run.recipe, run.label, run.seed, metrics[run.recipe], final, papers.get((run.recipe, run.label)))
-        for run, final in [*finals, *((config, None) for config in summary.failed)]
+        for run, final in [*finals, *((config, None) for config in failed)]
     ]
     return [dict(zip(("recipe", "method", "seed", "metric", "value", "paper"), row, strict=True)) for row in rows]
 

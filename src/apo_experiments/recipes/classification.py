@@ -113,38 +113,27 @@ def entries(model: str, paper: tuple[float, ...] | None = None) -> tuple[Entry, 
 
 
 def image_recipe(
-    name: str,
-    title: str,
-    paper: str,
     options: dict[str, Any],
     entries: tuple[Entry, ...],
     cpu: Scale,
     full: Scale,
-    notes: str,
     metric: str = "test_accuracy",
     keep: Iterable[str] = (),
-    **more: Any,
+    **about: Any,
 ) -> Recipe:
     """Return a recipe that classifies images.
 
     Args:
-        name: Of the recipe.
-        title: What it shows.
-        paper: Where the paper has it.
         options: Options of the task, ``dataset`` and ``model`` among them.
         entries: Its methods.
         cpu: Its size for two cores.
         full: The paper's.
-        notes: The paper's claim.
         metric: What the table shows.
         keep: Hyperparameters that are the same in smoke runs.
-        more: Other attributes of the recipe.
+        about: Other attributes of the recipe.
     """
     smoke = SMOKE | {"width": SMOKE_WIDTHS[options["model"]]}
     return Recipe(
-        name=name,
-        title=title,
-        paper=paper,
         task=images,
         defaults=DEFAULTS | options,
         data=(options["dataset"],),
@@ -156,22 +145,21 @@ def image_recipe(
         entries=entries,
         metric=metric,
         goal="max" if metric == "test_accuracy" else "min",
-        notes=notes,
-        **more,
+        **about,
     )
 
 
 def _recipe(dataset: str, model: str) -> Recipe:
     few, epochs, minutes = CPU[model]
     return image_recipe(
-        f"{dataset}-{model}",
-        f"{TITLES[model]} on {TITLES[dataset]} with a learned preconditioner",
-        "Table 2",
         {"dataset": dataset, "model": model, "augment": dataset != "svhn"},
         entries(model, _PAPER[dataset, model]),
         Scale(epochs, 1, minutes, few, CPU_HYPER[model]),
         Scale(200, 3, _PAPER_MINUTES[model]),
-        "APO-Precond generalises at least as well as the others, much better without BatchNorm.",
+        name=f"{dataset}-{model}",
+        title=f"{TITLES[model]} on {TITLES[dataset]} with a learned preconditioner",
+        paper="Table 2",
+        notes="APO-Precond generalises at least as well as the others, much better without BatchNorm.",
     )
 
 

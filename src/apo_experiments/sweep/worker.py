@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from apo_experiments.errors import UserError
@@ -17,61 +15,12 @@ from apo_experiments.recipes import RECIPES
 from apo_experiments.records import as_trial
 from apo_experiments.results import value
 from apo_experiments.runs import RunConfig
-from apo_experiments.sweep.database import address, open_database, reachable
-from apo_experiments.sweep.grid import Point, searches
+from apo_experiments.sweep.database import open_database, reachable
+from apo_experiments.sweep.grid import Order, Point, searches
 from apo_experiments.sweep.ledger import Claim, Ledger
 from apo_experiments.sweep.presence import beating, present
 from apo_experiments.train import Listener, train
 from apo_experiments.tuning import judging_metric, worst
-
-
-@dataclass(frozen=True)
-class Order:
-    """A sweep over the grids of a recipe's entries: plain data, so that it can be sent to another process.
-
-    Attributes:
-        recipe: Name of the recipe.
-        root: The folder of all runs.
-        labels: Labels of entries with a grid; None for all of those.
-        scale: The scale of the runs.
-        storage: URL of the database, such as ``postgresql://user@host/name``; None for an SQLite file among the runs.
-        data_dir: The folder of the data sets.
-        trials: Try this many points of each grid, spread over all of it, instead of the whole grid.
-        seeds: How many runs judge a point, by their mean.
-        device: Where to train.
-        overrides: Options of the task, hyperparameters or ``epochs`` that are set for all points; a key that is set is
-            not searched.
-        grid: Values to try instead of the recipe's, by key.
-        deadline: When to stop, as a value of ``time.time()``.
-        patience: Seconds without a heartbeat after which a worker on another machine counts as dead.
-    """
-
-    recipe: str
-    root: Path
-    labels: Sequence[str] | None = None
-    scale: str = "cpu"
-    storage: str | None = None
-    data_dir: Path | None = None
-    trials: int | None = None
-    seeds: int = 1
-    device: str = "cpu"
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-    grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    deadline: float | None = None
-    patience: float = 120.0
-
-    @property
-    def url(self) -> str:
-        """The address of the database."""
-        return address(self.storage, self.root)
-
-    def ledgers(self) -> list[Ledger]:
-        """Return the ledgers of all searches."""
-        recipe, places = RECIPES[self.recipe], {"seeds": self.seeds, "device": self.device}
-        found = searches(recipe, self.labels, self.scale, **places, overrides=self.overrides, grid=self.grid)
-        storage = open_database(self.url)
-        with reachable(self.url):
-            return [Ledger(search, storage, self.trials) for search in found]
 
 
 def run(
@@ -100,7 +49,7 @@ def run(
         UserError: The sweep cannot be run; the message says what to do.
         KeyboardInterrupt: It was interrupted, or time is up; the same call resumes it.
     """
-    books = order.ledgers()  # before any process is started, so that errors show at once
+    books = _ledgers(order)  # before any process is started, so that errors show at once
     with reachable(order.url):
         expect([run for book in books for i in sorted(book.unfinished()) for run in book.points[i].configs], jobs)
         if jobs == 1:
@@ -108,6 +57,12 @@ def run(
         else:
             _work_in_processes(order, jobs, lanes)
         return [row for book in books for row in book.rows()]
+
+
+def _ledgers(order: Order) -> list[Ledger]:
+    found, storage = searches(RECIPES[order.recipe], order), open_database(order.url)
+    with reachable(order.url):
+        return [Ledger(search, storage, order.trials) for search in found]
 
 
 def _work(order: Order, books: Sequence[Ledger], listener: Listener) -> None:
@@ -205,7 +160,7 @@ def _work_in_processes(order: Order, jobs: int, listener: Callable[[], Listener]
 def _worker(order: Order, listener: Listener) -> str | None:
     """Run as one of the processes, and return what the user has to fix."""
     try:
-        _work(order, order.ledgers(), listener)
+        _work(order, _ledgers(order), listener)
     except UserError as error:
         return str(error)
     return None

@@ -19,7 +19,7 @@ from apo_experiments.records import NAME, Record
 from apo_experiments.renamed import as_first_named, in_words_of_today, of_today
 from apo_experiments.results import variant
 from apo_experiments.runs import RunConfig
-from apo_experiments.sweep.grid import searches
+from apo_experiments.sweep.grid import Order, searches
 
 RESULTS = Path(__file__).parents[3] / "results"
 MLP = RECIPES["mnist-mlp"]
@@ -105,7 +105,7 @@ def test_what_has_no_name_of_today_is_refused():
     ],
 )
 def test_studies_from_before_are_found(grid, digest):
-    (search,) = searches(MLP, ["SGDm-APO"], "smoke", grid=grid)
+    (search,) = searches(MLP, Order(MLP.name, Path(), ["SGDm-APO"], "smoke", grid=grid))
     assert search.name == f"mnist-mlp/smoke/SGDm-APO/{digest}"
 
 
