@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from apo_experiments.checkpoints import Checkpoint
 from apo_experiments.errors import UserError
 from apo_experiments.interruption import check_time, interruptible
 from apo_experiments.locks import locked
@@ -25,7 +24,7 @@ from apo_experiments.recipe import Recipe, Setting
 from apo_experiments.recipes import RECIPES
 from apo_experiments.records import NAME, Record, RecordWriter, read
 from apo_experiments.runs import RunConfig
-from apo_experiments.training import Training
+from apo_experiments.training import Checkpoint, Training
 
 #: How a step says that there is nothing left to train; apo.NonFiniteError is the first of them.
 _DIVERGENCE = (FloatingPointError, torch.linalg.LinAlgError)  # pyright: ignore[reportPrivateImportUsage]
