@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -35,7 +35,14 @@ def curves(records: Sequence[Record], recipe: Recipe) -> Figure:
     return figure
 
 
-def draw_panel(axes: Axes, records: Sequence[Record], recipe: Recipe, column: str, x: str = "epoch") -> None:
+def draw_panel(
+    axes: Axes,
+    records: Sequence[Record],
+    recipe: Recipe,
+    column: str,
+    x: str = "epoch",
+    styles: Mapping[str, dict[str, Any]] | None = None,
+) -> None:
     """Draw one column of the rows for all entries.
 
     Args:
@@ -44,13 +51,14 @@ def draw_panel(axes: Axes, records: Sequence[Record], recipe: Recipe, column: st
         recipe: Their recipe.
         column: For example ``"train_loss"``.
         x: The column of the horizontal axis.
+        styles: How the line of each entry looks, in the order of drawing; as in other figures by default.
     """
     groups = by_label(records)
-    styles = line_styles(recipe, list(groups))
+    styles = styles or {label: line_styles(recipe, list(groups))[label] for label in groups}
     values: list[float] = []
     first: list[float] = []
-    for label, seeds in groups.items():
-        drawn = draw_band(axes, seeds, column, styles[label], label, x)
+    for label, style in styles.items():
+        drawn = draw_band(axes, groups[label], column, style, label, x)
         values += drawn
         first += drawn[:1]
     scale_axis(axes, values, ratio=3.0 if column == "rate" else 20.0)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from apo_experiments.data import digits as digits_data
+from apo_experiments.data import tables as tables_data
 from apo_experiments.problem import Problem
 from apo_experiments.recipe import Setting
 from apo_experiments.tasks import autoencoder as whole_autoencoder
@@ -53,7 +53,7 @@ def digits(options: Mapping[str, Any], setting: Setting) -> Problem:
         torch.Size([32, 64])
     """
     if options["data"] == "official":
-        inputs, labels = digits_data.load(setting.data_dir)
+        inputs, labels = tables_data.digits(setting.data_dir)
     else:
         inputs, labels = _generated_digits()
     train, valid, test = _parts(inputs[: options["rows"]], labels[: options["rows"]], setting.device)
