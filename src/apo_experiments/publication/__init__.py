@@ -2,6 +2,5 @@
 
 - :mod:`~apo_experiments.publication.compact` writes and reads the records, and logs the runs of sweeps;
 - :mod:`~apo_experiments.publication.rows` turns records into rows of a table, and has the Markdown that tables share;
-- :mod:`~apo_experiments.publication.summary` compares APO with the other methods and lists what is missing;
-- :mod:`~apo_experiments.publication.page` writes the page.
+- :mod:`~apo_experiments.publication.page` writes the page and its summary.
 """

@@ -31,10 +31,10 @@ _PRECOND = {entry.label: dict(entry.hyper) for entry in CLASSIFICATION["cifar10-
 
 def _recipe(name: str, entries: Iterable[Entry], preconditioned: bool = False, **about: Any) -> Recipe:
     entries, model = tuple(entries), "alexnet" if preconditioned else "resnet32"
-    cpu, epochs, minutes = CPU["alexnet" if preconditioned else "lenet"]
-    few = Scale(epochs, 1, minutes, cpu if preconditioned else cpu | {"model": "lenet"})
     if preconditioned:
-        few = replace(few, hyper={entry.label: {"meta_lr": 1e-3} for entry in entries})
+        few = replace(CPU["alexnet"], hyper={entry.label: {"meta_lr": 1e-3} for entry in entries})
+    else:
+        few = replace(CPU["lenet"], options={**CPU["lenet"].options, "model": "lenet"}, hyper={})
     whole = Scale(200, 1, 40 * len(entries)) if preconditioned else Scale(400, 1, 90 * len(entries))
     about = {"metric": "test_accuracy" if preconditioned else "train_loss", "figure": "ablation"} | about
     return image_recipe({"dataset": "cifar10", "model": model}, entries, few, whole, name=f"ablation-{name}", **about)

@@ -73,18 +73,16 @@ SMOKE_WIDTHS = {
     "wrn-28-10": 0.025,
     "wrn-16-8": 0.03,
 }
-#: Options of the task, epochs and minutes for two cores.
-CPU: dict[str, tuple[dict[str, Any], int, float]] = {
-    "lenet": ({"train_images": 10000, "test_images": 2000}, 10, 4),
-    "alexnet": ({"train_images": 5000, "test_images": 1000, "width": 0.5}, 8, 8),
-    "vgg16": ({"train_images": 3000, "test_images": 1000, "width": 0.25}, 5, 8),
-    "resnet18": ({"train_images": 3000, "test_images": 1000, "width": 0.25}, 4, 10),
-    "resnet32": ({"train_images": 3000, "test_images": 1000, "width": 0.5}, 4, 8),
-}
-#: What learns in so few steps: on LeNet's first plateau a preconditioner diverges unless its updates are clipped.
-CPU_HYPER: dict[str, dict[str, dict[str, Any]]] = {
-    "lenet": {"APO-Precond": {"meta_lr": 1e-3, "clip": 0.1}},
-    **{model: {"APO-Precond": {"meta_lr": 1e-3}} for model in ("alexnet", "vgg16", "resnet18", "resnet32")},
+#: What learns in so few steps; on LeNet's first plateau a preconditioner diverges unless its updates are clipped.
+_SHORT = {"APO-Precond": {"meta_lr": 1e-3}}
+_CLIPPED = {"APO-Precond": {"meta_lr": 1e-3, "clip": 0.1}}
+#: Sizes for two cores.
+CPU: dict[str, Scale] = {
+    "lenet": Scale(10, 1, 4, {"train_images": 10000, "test_images": 2000}, _CLIPPED),
+    "alexnet": Scale(8, 1, 8, {"train_images": 5000, "test_images": 1000, "width": 0.5}, _SHORT),
+    "vgg16": Scale(5, 1, 8, {"train_images": 3000, "test_images": 1000, "width": 0.25}, _SHORT),
+    "resnet18": Scale(4, 1, 10, {"train_images": 3000, "test_images": 1000, "width": 0.25}, _SHORT),
+    "resnet32": Scale(4, 1, 8, {"train_images": 3000, "test_images": 1000, "width": 0.5}, _SHORT),
 }
 #: Minutes for all methods and seeds of the whole experiment on a data-centre GPU.
 _PAPER_MINUTES = {"lenet": 60, "alexnet": 150, "vgg16": 400, "resnet18": 900, "resnet32": 500}
@@ -150,11 +148,10 @@ def image_recipe(
 
 
 def _recipe(dataset: str, model: str) -> Recipe:
-    few, epochs, minutes = CPU[model]
     return image_recipe(
         {"dataset": dataset, "model": model, "augment": dataset != "svhn"},
         entries(model, _PAPER[dataset, model]),
-        Scale(epochs, 1, minutes, few, CPU_HYPER[model]),
+        CPU[model],
         Scale(200, 3, _PAPER_MINUTES[model]),
         name=f"{dataset}-{model}",
         title=f"{TITLES[model]} on {TITLES[dataset]} with a learned preconditioner",
