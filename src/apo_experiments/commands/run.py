@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -89,7 +89,13 @@ def planned(
     """
     overrides = options.overrides(arguments)
     runs = plan(recipe, arguments.scale, labels=labels, seeds=arguments.seeds, overrides=overrides)
-    runs = _without_missing_packages(recipe, runs, named=labels or ())
+    # Methods whose package is not installed are left out, but not those that the user has named.
+    named = {label.lower() for label in labels or ()}
+    others = [config for config in runs if config.label.lower() not in named and config.method in METHODS]
+    missing = {config.label: package for config in others if (package := METHODS[config.method].missing) is not None}
+    for package, absent in records.grouped(missing, missing.__getitem__).items():
+        options.say(f"apo: {recipe.name} runs without {', '.join(absent)}: pip install {package} for them.")
+    runs = [config for config in runs if config.label not in missing]
     chosen_by: ChosenBy = {}
     if arguments.best or arguments.best_of:
         runs, chosen_by = _with_best(recipe, runs, overrides, arguments)
@@ -97,59 +103,37 @@ def planned(
     return [replace(config, device=place, compiled=arguments.compile) for config in runs], chosen_by
 
 
-def _without_missing_packages(recipe: Recipe, runs: list[RunConfig], named: Iterable[str]) -> list[RunConfig]:
-    """Leave out methods whose package is not installed, and say which; those that the user has named stay."""
-    wanted = {label.lower() for label in named}
-    others = [config for config in runs if config.label.lower() not in wanted and config.method in METHODS]
-    missing = {config.label: package for config in others if (package := METHODS[config.method].missing) is not None}
-    for package in dict.fromkeys(missing.values()):
-        labels = ", ".join(label for label in missing if missing[label] == package)
-        options.say(f"apo: {recipe.name} runs without {labels}: pip install {package} for them.")
-    return [config for config in runs if config.label not in missing]
-
-
 def _with_best(
     recipe: Recipe, runs: list[RunConfig], overrides: Mapping[str, str], arguments: argparse.Namespace
 ) -> tuple[list[RunConfig], ChosenBy]:
-    """Put the best hyperparameters into the runs; what the user has set is kept."""
+    """Put the best hyperparameters into the runs, and say where they come from; what the user has set is kept."""
     (swept,) = options.recipes([arguments.best_of]) if arguments.best_of else [recipe]
-    known = records.find(options.runs_folder(arguments), swept.name, arguments.scale)
+    root, scale = options.runs_folder(arguments), arguments.scale
+    here = records.find(root, swept.name, scale)
     configs: list[RunConfig] = []
     chosen_by: ChosenBy = {}
-    for label in dict.fromkeys(config.label for config in runs):
-        config = next(config for config in runs if config.label == label)
-        hyper, origin = _best(swept, config, known, arguments)
+    for label in dict.fromkeys(run.label for run in runs):
+        config = next(run for run in runs if run.label == label)
+        known, where, storage = here, str(root), arguments.storage
+        if storage is None and (storage := tuning.storage_of(swept, label, scale, here)):
+            options.say(f"{swept.name} {label} was swept in {storage}; --storage none takes the records here instead")
+            if ":***@" in storage:
+                raise UserError(f"records contain no passwords: give the address {storage} with --storage.")
+        if storage not in (None, "none"):
+            from apo_experiments import sweep  # which imports Optuna
+
+            known, where = sweep.tried(swept.name, scale, sweep.address(storage, root)), storage.rpartition("@")[2]
+        hyper, origin = tuning.choose(swept, label, scale, known, config.options, where)
+        tried = f"{counted(origin['points'], 'point')} of {counted(origin['epochs'], 'epoch')}"
+        settings = " ".join(set_words(origin["hyper"])) or "the only point"
+        result = f"{origin['metric']} {figure_text(origin['value'])}, the best of {tried} in {where}"
+        options.say(f"{swept.name} {label}: {settings} ({result})")
         # A setting of the task need not be repeated for each method: all methods together know it.
         keys = {"epochs", *config.hyper, *config.options}
-        settings = {**hyper, **{key: text for key, text in overrides.items() if key in keys}}
-        configs += plan(recipe, arguments.scale, labels=[label], seeds=arguments.seeds, overrides=settings)
+        changes = {**hyper, **{key: text for key, text in overrides.items() if key in keys}}
+        configs += plan(recipe, scale, labels=[label], seeds=arguments.seeds, overrides=changes)
         chosen_by[recipe.name, label] = origin
     return configs, chosen_by
-
-
-def _best(
-    swept: Recipe, config: RunConfig, known: list[Record], arguments: argparse.Namespace
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the best hyperparameters for a method and where they come from, and print that."""
-    root = options.runs_folder(arguments)
-    where, storage = str(root), arguments.storage
-    if storage is None and (storage := tuning.storage_of(swept, config.label, arguments.scale, known)):
-        options.say(
-            f"{swept.name} {config.label} was swept in {storage}; --storage none takes the records here instead"
-        )
-        if ":***@" in storage:
-            raise UserError(f"records contain no passwords: give the address {storage} with --storage.")
-    if storage not in (None, "none"):
-        from apo_experiments import sweep  # which imports Optuna
-
-        url = sweep.address(storage, root)
-        known, where = sweep.tried(swept.name, arguments.scale, url), storage.rpartition("@")[2]
-    hyper, origin = tuning.choose(swept, config.label, arguments.scale, known, config.options, where)
-    runs = f"{counted(origin['points'], 'point')} of {counted(origin['epochs'], 'epoch')}"
-    settings = " ".join(set_words(origin["hyper"])) or "the only point"
-    result = f"{origin['metric']} {figure_text(origin['value'])}, the best of {runs} in {where}"
-    options.say(f"{swept.name} {config.label}: {settings} ({result})")
-    return hyper, origin
 
 
 def _carry_out(

@@ -26,7 +26,8 @@ def figure_1(records: Sequence[Record], recipe: Recipe) -> Figure:
     panels = grouped([first[entry.label] for entry in recipe.entries if entry.label in first], _terms)
     figure, (row,) = grid(1, len(panels))
     for axes, (title, members) in zip(row, panels.items(), strict=True):
-        _draw(axes, sorted(members, key=_strength, reverse=True))
+        members.sort(key=lambda record: sum(record.config.hyper.get(key) or 0.0 for key in _TERMS), reverse=True)
+        _draw(axes, members)
         axes.set_title(title)
     row[0].set_ylabel("prediction")
     return figure
@@ -34,10 +35,6 @@ def figure_1(records: Sequence[Record], recipe: Recipe) -> Figure:
 
 def _terms(record: Record) -> str:
     return " + ".join(name for key, name in _TERMS.items() if record.config.hyper.get(key)) or "no proximal term"
-
-
-def _strength(record: Record) -> float:
-    return sum(float(record.config.hyper.get(key) or 0.0) for key in _TERMS)
 
 
 def _draw(axes: Axes, members: Sequence[Record]) -> None:

@@ -12,7 +12,7 @@ ResNet-32   5-5-5                  16 to 64       every other pixel, zero channe
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 import torch
@@ -46,18 +46,11 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         widths = scaled(widths, width)
-        inputs = widths[0]
         self.stem = nn.Sequential(
-            nn.Conv2d(channels, inputs, 3, padding=1, bias=False), nn.BatchNorm2d(inputs), nn.ReLU()
+            nn.Conv2d(channels, widths[0], 3, padding=1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()
         )
-        stages: list[nn.Module] = []
-        for stage, (count, outputs) in enumerate(zip(blocks, widths, strict=True)):
-            for index in range(count):
-                stride = 2 if stage > 0 and index == 0 else 1
-                stages.append(_BasicBlock(inputs, outputs, stride, shortcut))
-                inputs = outputs
-        self.stages = nn.Sequential(*stages)
-        self.classifier = nn.Linear(inputs, classes)
+        self.stages = _stages(functools.partial(_BasicBlock, shortcut), widths[0], widths, blocks)
+        self.classifier = nn.Linear(widths[-1], classes)
         initialise_he_(self)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -65,10 +58,22 @@ class ResNet(nn.Module):
         return self.classifier(self.stages(self.stem(images)).mean((2, 3)))
 
 
+def _stages(
+    block: Callable[[int, int, int], nn.Module], inputs: int, widths: Sequence[int], counts: Sequence[int]
+) -> nn.Sequential:
+    """Return blocks in stages, all of which but the first begin with a stride of 2."""
+    found: list[nn.Module] = []
+    for stage, (count, outputs) in enumerate(zip(counts, widths, strict=True)):
+        for index in range(count):
+            found.append(block(inputs, outputs, 2 if stage > 0 and index == 0 else 1))
+            inputs = outputs
+    return nn.Sequential(*found)
+
+
 class _BasicBlock(nn.Module):
     """Two 3 x 3 convolutions with BatchNorm around a shortcut."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, shortcut: str) -> None:
+    def __init__(self, shortcut: str, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.residual = nn.Sequential(
             nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False),
@@ -121,14 +126,9 @@ class WideResNet(nn.Module):
             raise ValueError(f"depth must be 6 n + 4 for a whole n of at least 1 (10, 16, 22, 28, ...), got {depth}")
         inputs, *stages = scaled([16, 16 * widen, 32 * widen, 64 * widen], width)
         self.stem = nn.Conv2d(channels, inputs, 3, padding=1, bias=False)
-        blocks: list[nn.Module] = []
-        for stage, outputs in enumerate(stages):
-            for index in range((depth - 4) // 6):
-                blocks.append(_WideBlock(inputs, outputs, 2 if stage > 0 and index == 0 else 1))
-                inputs = outputs
-        self.blocks = nn.Sequential(*blocks)
-        self.norm = nn.BatchNorm2d(inputs)
-        self.classifier = nn.Linear(inputs, classes)
+        self.blocks = _stages(_WideBlock, inputs, stages, [(depth - 4) // 6] * 3)
+        self.norm = nn.BatchNorm2d(stages[-1])
+        self.classifier = nn.Linear(stages[-1], classes)
         initialise_he_(self)
 
     def forward(self, images: Tensor) -> Tensor:
