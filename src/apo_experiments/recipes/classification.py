@@ -23,7 +23,6 @@ from typing import Any
 
 from apo_experiments.recipe import Entry, Recipe, Scale, by_name
 from apo_experiments.recipes import grids
-from apo_experiments.recipes.smoke import smoke_hyper
 from apo_experiments.tasks.images import DEFAULTS, images
 
 #: How papers write the names.
@@ -136,7 +135,7 @@ def image_recipe(
         defaults=DEFAULTS | options,
         data=(options["dataset"],),
         scales={
-            "smoke": Scale(2, 1, 0.02 * len(entries), smoke, smoke_hyper(entries, keep)),
+            "smoke": Scale(2, 1, 0.02 * len(entries), smoke, grids.smoke_hyper(entries, keep)),
             "cpu": cpu,
             "paper": full,
         },

@@ -26,7 +26,7 @@ from typing import Any
 from apo_experiments.recipe import NOT_IN_PAPER, Entry, Recipe, Scale, by_name
 from apo_experiments.recipes import autoencoder, translation, uci
 from apo_experiments.recipes.classification import SMOKE, SMOKE_WIDTHS, TITLES
-from apo_experiments.recipes.smoke import smoke_hyper
+from apo_experiments.recipes.grids import smoke_hyper
 from apo_experiments.tasks import held_out, language
 
 #: The name of the family, and what the names of its recipes begin with.

@@ -13,7 +13,7 @@ from dataclasses import replace
 from apo_experiments.methods import METHODS
 from apo_experiments.recipe import NOT_IN_PAPER, Entry, Recipe, by_name
 from apo_experiments.recipes import autoencoder, classification, uci
-from apo_experiments.recipes.smoke import smoke_hyper
+from apo_experiments.recipes.grids import smoke_hyper
 
 _RIVALS = {
     "EKFAC": "ekfac",

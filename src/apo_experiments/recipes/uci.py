@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from apo_experiments.recipe import Entry, Recipe, Scale, by_name
 from apo_experiments.recipes import grids
-from apo_experiments.recipes.smoke import smoke_hyper
 from apo_experiments.tasks.uci import DEFAULTS, uci
 
 #: Learning rates of SGDm, Adam and Shampoo, learning rate and damping of KFAC, initial matrix of APO-Precond.
@@ -64,7 +63,7 @@ def _recipe(table: str, title: str, epochs: int, minutes: tuple[float, float]) -
         defaults=DEFAULTS | {"table": table},
         data=(table,),
         scales={
-            "smoke": Scale(2, 1, 0.05, SMOKE, smoke_hyper(entries)),
+            "smoke": Scale(2, 1, 0.05, SMOKE, grids.smoke_hyper(entries)),
             "cpu": Scale(epochs, 1, minutes[0], hyper=_CPU_HYPER.get(table, {})),
             "paper": Scale(500, 3, minutes[1]),
         },

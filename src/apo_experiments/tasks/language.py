@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from apo_experiments.data.characters import WindowBatches, as_numbers, windows
-from apo_experiments.data.streams import TextBatches
-from apo_experiments.data.vocabulary import PAD, WordVocabulary, encoded
+from apo_experiments.data.streams import TextBatches, WindowBatches, windows
+from apo_experiments.data.vocabulary import PAD, WordVocabulary, as_numbers, encoded
 from apo_experiments.models.gpt import GPT
 from apo_experiments.models.transformer import Transformer
 from apo_experiments.problem import Problem
