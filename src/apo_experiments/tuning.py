@@ -33,10 +33,10 @@ def choose(
         and its value, how many points of how many epochs and seeds were tried, by which commands, where they differ.
     """
     tried = (record for record in records if _counts(recipe, label, scale, record, options))
-    points = _points(tried, lambda record: json.dumps(_searched(record), sort_keys=True, default=str))
-    judged = [(figure, point) for point in points if math.isfinite(figure := judgement(recipe, point))]
+    found = points(tried, lambda record: json.dumps(_searched(record), sort_keys=True, default=str))
+    judged = [(figure, point) for point in found if math.isfinite(figure := judgement(recipe, point))]
     if not judged:
-        what = "all that was tried diverged" if points else "nothing was tried"
+        what = "all that was tried diverged" if found else "nothing was tried"
         raise UserError(
             f"--best finds no settings for {label} of {recipe.name} at scale {scale}{where and f' in {where}'}, since "
             f"{what} with the options of these runs: run `apo sweep {recipe.name} --scale {scale} --method {label}` "
@@ -44,14 +44,14 @@ def choose(
         )
     figure, best = recipe.best(judged, key=lambda pair: pair[0])
     hyper = _searched(best[0])
-    axes = varied([point[0].config.hyper for point in points])
-    commands = {json.dumps(record.trial_command): None for point in points for record in point}
+    axes = varied([point[0].config.hyper for point in found])
+    commands = {json.dumps(record.trial_command): None for point in found for record in point}
     origin = {
         "recipe": recipe.name,
         "metric": judging_metric(recipe, best[0]),
         "value": figure,
         "epochs": best[0].config.epochs,
-        "points": len(points),
+        "points": len(found),
         "seeds": sum(record.header.get("seeds", 1) for record in best),
         "hyper": {key: hyper[key] for key in axes if key in hyper},
         "commands": [json.loads(command) for command in commands],
@@ -98,20 +98,6 @@ def _counts(recipe: Recipe, label: str, scale: str, record: Record, options: Map
     return all(json.dumps(options[key], default=str) == json.dumps(config.options[key], default=str) for key in shared)
 
 
-def points_of_grids(records: Sequence[Record], shown: Iterable[Record]) -> dict[str, int]:
-    """Return how many points were tried, by label, for the entries that a point of a sweep represents.
-
-    Args:
-        records: All runs of a recipe at a scale.
-        shown: Those of them that represent it.
-    """
-    labels = dict.fromkeys(record.config.label for record in shown if record.is_swept)
-    return {
-        label: len(_points(record for record in records if record.config.label == label and record.is_swept))
-        for label in labels
-    }
-
-
 def holds_out(recipe: Recipe) -> bool:
     """Return whether sweeps of a recipe hold out a part of the training data: not if it is about training."""
     return "validation" in recipe.defaults and not recipe.metric.startswith("train")
@@ -145,7 +131,7 @@ def judgement(recipe: Recipe, point: Sequence[Record]) -> float:
     return math.fsum(known) / len(known) if len(known) == len(found) else worst(recipe)
 
 
-def _points(
+def points(
     records: Iterable[Record], key: Callable[[Record], str] = lambda record: variant(record.config)
 ) -> list[list[Record]]:
     """Return the finished runs of the greatest length, those of one point together."""
@@ -173,7 +159,7 @@ def current(recipe: Recipe, scale: str, records: Iterable[Record]) -> list[Recor
     for group in by_label(record for record in here if record.config.label in order).values():
         by_hand = [record for record in group if not record.is_swept]
         if not by_hand:
-            chosen += recipe.best(_points(group), key=lambda point: judgement(recipe, point), default=[])
+            chosen += recipe.best(points(group), key=lambda point: judgement(recipe, point), default=[])
             continue
         tuned = [record for record in group if record.chosen_by]
         wanted = set() if tuned else planned & {variant(record.config) for record in group}

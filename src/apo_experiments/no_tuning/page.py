@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import isnan
+from dataclasses import replace
+from math import ceil, isnan
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from apo_experiments.figures import png
+from apo_experiments.figures.curves import draw_band
+from apo_experiments.figures.style import COLOURS, applied, legend_below
+from apo_experiments.figures.style import grid as panels_of
 from apo_experiments.files import write_atomically
-from apo_experiments.no_tuning import figures
 from apo_experiments.no_tuning.archive import read
 from apo_experiments.no_tuning.scores import NEAR, TUNED, Runs, Table, scores, standings, task_runs
 from apo_experiments.publication.compact import rounded
@@ -32,6 +37,10 @@ Tasks = Mapping[str, tuple[Recipe, Runs]]
 #: Methods whose values, not only regrets, are shown for every task.
 _SHOWN = ("SGDm tuned", "SGDm-APO", "AdamW tuned", "AdamW-APO", "Muon-APO", "NadamW calibrated")
 
+#: The lines of a panel of rates: a learned rate, and the tuned cosine of the same optimizer.
+_PAIRS = {"SGDm": ("SGDm-APO", "SGDm tuned"), "AdamW": ("AdamW-APO", "AdamW tuned")}
+_COLUMNS = 4
+
 
 def publish(results: Path, docs: Path) -> list[Path]:
     """Update the page, its JSON twin and its figures.
@@ -46,7 +55,7 @@ def publish(results: Path, docs: Path) -> list[Path]:
     records, written = read(results), []
     for scale, runs, table in _by_scale(records):
         if len(table):
-            for name, figure in (("regrets", figures.regrets(table)), ("rates", figures.rates(runs, table))):
+            for name, figure in (("regrets", regrets(table)), ("rates", rates(runs, table))):
                 written.append(docs / ASSETS / f"{name}-{scale}.png")
                 write_atomically(written[-1], png(figure), "--docs")
     page, twin = docs / NAME, docs / "no-tuning.json"
@@ -54,6 +63,51 @@ def publish(results: Path, docs: Path) -> list[Path]:
     lines = ",\n".join(json.dumps(row) for row in rows(records))
     write_atomically(twin, f"[\n{lines}\n]\n".encode(), "--docs")
     return [*written, page, twin]
+
+
+def regrets(table: Table) -> Figure:
+    """Draw one row for each method, the best mean rank on top: a dot for each task, a bar at the mean."""
+    order = standings(table).dropna(subset="rank")[::-1]
+    with applied():
+        figure, axes = panels_of(1, 1, width=8, height=0.3 * len(order) + 0.8)
+        axis = axes[0][0]
+        for place, (method, mean) in enumerate(order["regret"].items()):
+            colour = COLOURS[0 if "APO" in str(method) else 1]
+            found = table.loc[table["method"] == method, "regret"]
+            axis.plot(found, [place] * len(found), "o", color=colour, alpha=0.55, markersize=5, linestyle="none")
+            axis.plot([mean], [place], "|", color=colour, markersize=16, markeredgewidth=2.5)
+        axis.axvspan(-1e3, NEAR, color=COLOURS[2], alpha=0.12, linewidth=0)
+        axis.set_xscale("symlog", linthresh=1)
+        axis.set_xlim(min(-1.0, 1.5 * table["regret"].min()), 130)
+        axis.set_yticks(range(len(order)), list(order.index))
+        axis.set_xlabel("regret in per cent of what the tuned rate learned (shaded: within 1%, or above it)")
+    return figure
+
+
+def rates(runs: Mapping[str, tuple[Recipe, Runs]], table: Table) -> Figure:
+    """Draw the rate over the epochs, one panel for each task."""
+    with applied():
+        tasks = list(table.groupby("task", sort=False))
+        figure, axes = panels_of(ceil(len(tasks) / _COLUMNS), min(_COLUMNS, len(tasks)), width=2.7, height=2.0)
+        panels = [panel for row in axes for panel in row]
+        for panel, (name, own) in zip(panels, tasks, strict=False):
+            entries = dict(zip(own["method"], own["entry"], strict=True))
+            for colour, pair in zip(COLOURS, _PAIRS.values(), strict=False):
+                for method, line in zip(pair, ("-", "--"), strict=True):
+                    if method in entries:
+                        style = {"color": colour, "linestyle": line, "linewidth": 1.6}
+                        # A cosine ends at zero, which a logarithmic axis cannot show.
+                        shown = [
+                            replace(one, rows=[row for row in one.rows if row["rate"] > 0])
+                            for one in runs[str(name)][1][entries[method]]
+                        ]
+                        draw_band(panel, shown, "rate", style, method)
+            panel.set_yscale("log")
+            panel.set_title(str(name).removeprefix(f"{FAMILY}-"), fontsize="small")
+        for panel in panels[len(tasks) :]:
+            panel.set_visible(False)
+        legend_below(figure, panels[0])
+    return figure
 
 
 def markdown(records: Sequence[Record]) -> str:

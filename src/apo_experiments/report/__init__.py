@@ -22,7 +22,7 @@ from apo_experiments.progress import counted, duration
 from apo_experiments.publication.compact import clean_command
 from apo_experiments.recipe import NOT_IN_PAPER, Recipe
 from apo_experiments.recipes import RECIPES, plan
-from apo_experiments.records import Record, find, grouped
+from apo_experiments.records import Record, by_label, find, grouped
 from apo_experiments.results import (
     MARK,
     Result,
@@ -34,7 +34,7 @@ from apo_experiments.results import (
     summarise,
 )
 from apo_experiments.runs import RunConfig
-from apo_experiments.tuning import current, points_of_grids, varied
+from apo_experiments.tuning import current, points, varied
 
 
 def write(path: Path, root: Path, scale: str | None = None) -> int:
@@ -138,14 +138,15 @@ def _part(recipe: Recipe, scale: str, own: Sequence[Record]) -> Part:
     drawable = [record for record in chosen if record.rows]
     figure = base64.b64encode(figures.svg(figures.draw(recipe, drawable))).decode() if drawable else ""
     here = [record for record in own if record.config.scale == scale]
-    grids = points_of_grids(here, chosen)
+    labels = dict.fromkeys(record.config.label for record in chosen if record.is_swept)
+    swept = [record for record in here if record.config.label in labels and record.is_swept]
+    tried = {label: len(points(by_label(swept)[label])) for label in labels}
     best_of = [
-        f"{label} was swept: shown is the best of {counted(points, 'point')} of the grid."
-        for label, points in grids.items()
+        f"{label} was swept: shown is the best of {counted(number, 'point')} of the grid."
+        for label, number in tried.items()
     ]
-    swept = [record for record in here if record.config.label in grids and record.is_swept]
     sweeps = dict.fromkeys(shlex.join(clean_command(record.header["command"])) for record in swept)
-    run = [record for record in chosen if record.config.label not in grids]
+    run = [record for record in chosen if record.config.label not in labels]
     commands = [*sweeps, *_commands(recipe, scale, run)]
     sentences = [*findings(recipe, scale, results), *best_of]
     return Part(scale, chosen, results, sentences, figure, len(here) - len(chosen), commands)

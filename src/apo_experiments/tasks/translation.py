@@ -14,8 +14,7 @@ from apo_experiments.data.streams import TextBatch, TextBatches, padded
 from apo_experiments.data.vocabulary import BOS, EOS, PAD, encoded
 from apo_experiments.data.vocabulary import build as build_vocabulary
 from apo_experiments.errors import choose, required
-from apo_experiments.models.decoding import beam_search
-from apo_experiments.models.transformer import Transformer
+from apo_experiments.models.transformer import Transformer, beam_search
 from apo_experiments.problem import Problem
 from apo_experiments.recipe import Setting
 from apo_experiments.tasks.evaluation import evaluating

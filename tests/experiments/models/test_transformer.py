@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from apo_experiments.models.decoding import beam_search
-from apo_experiments.models.transformer import Transformer
+from apo_experiments.models.transformer import Transformer, beam_search
 
 PAD, BEGIN, END = 0, 1, 2
 
