@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ from apo_experiments.interruption import TimeIsUp, check_time, interruptible
 from apo_experiments.processes import Crew
 from apo_experiments.recipe import Recipe
 from apo_experiments.recipes import RECIPES
-from apo_experiments.records import as_trial
+from apo_experiments.records import Record, as_trial
 from apo_experiments.results import value
 from apo_experiments.runs import RunConfig
 from apo_experiments.sweep.database import open_database, reachable
@@ -20,7 +19,7 @@ from apo_experiments.sweep.grid import Order, Point, searches
 from apo_experiments.sweep.ledger import Claim, Ledger
 from apo_experiments.sweep.presence import beating, present
 from apo_experiments.train import Listener, train
-from apo_experiments.tuning import judging_metric, worst
+from apo_experiments.tuning import judgement, judging_metric
 
 
 def run(
@@ -72,7 +71,6 @@ def _work(order: Order, books: Sequence[Ledger], listener: Listener) -> None:
     worker.
     """
     folder, waited = order.root / "sweeps", False
-    failed: dict[str, set[int]] = {book.search.name: set() for book in books}
     with reachable(order.url), present(folder) as card:
         while True:
             check_time(order.deadline)
@@ -81,14 +79,12 @@ def _work(order: Order, books: Sequence[Ledger], listener: Listener) -> None:
                     listener.message(
                         f"{book.search.label}, {book.points[index]}: its worker died, so it is tried again"
                     )
-            claims = ((book, book.claim(card, failed[book.search.name])) for book in books)
-            book, claim = next(((book, claim) for book, claim in claims if claim), (None, None))
-            if book is not None and claim is not None:
-                if not _carry_out(order, book, claim, listener):
-                    failed[book.search.name].add(claim.index)
+            found = ((book, claim) for book in books if (claim := book.claim(card)))
+            if one := next(found, None):
+                _carry_out(order, *one, listener)
                 waited = False
                 continue
-            others = sum(len(book.unfinished() - failed[book.search.name]) for book in books)
+            others = sum(len(book.unfinished() - book.failed) for book in books)
             if others == 0:
                 return
             if not waited:
@@ -97,8 +93,8 @@ def _work(order: Order, books: Sequence[Ledger], listener: Listener) -> None:
             time.sleep(min(2.0, order.patience / 4))
 
 
-def _carry_out(order: Order, book: Ledger, claim: Claim, listener: Listener) -> bool:
-    """Try one point, and return whether that finished."""
+def _carry_out(order: Order, book: Ledger, claim: Claim, listener: Listener) -> None:
+    """Try one point, and record what came of it."""
     title = f"{book.search.label}, {claim.point}"
     listener.message(f"{title}: point {claim.index + 1} of {len(book.points)}")
     try:
@@ -109,27 +105,23 @@ def _carry_out(order: Order, book: Ledger, claim: Claim, listener: Listener) -> 
         if isinstance(error, UserError):
             raise
         listener.message(f"{title}: failed with {type(error).__name__}: {error}")
-        return False
+        return
     except BaseException:
         book.fail(claim)
         raise
     if not book.finish(claim, result, metric):
         listener.message(f"{title}: given to another worker, since this one was silent for {order.patience:.0f} s")
-    return True
 
 
 def _judge(order: Order, recipe: Recipe, point: Point, listener: Listener) -> tuple[float, str]:
     """Return the mean of the metric over the seeds, and the name of the metric."""
-    values, metric = [], recipe.metric
+    tried: list[Record] = []
     for config in point.configs:
         record = train(config, root=order.root, data_dir=order.data_dir, listener=listener, deadline=order.deadline)
-        as_trial(record, config.directory(order.root))
-        metric = judging_metric(recipe, record)
-        final = value(record, metric)
-        if final is None:  # it diverged, so the other seeds do not matter
-            return worst(recipe), metric
-        values.append(final)
-    return math.fsum(values) / len(values), metric
+        tried.append(as_trial(record, config.directory(order.root)))
+        if value(record, judging_metric(recipe, record)) is None:  # it diverged, so the other seeds do not matter
+            break
+    return judgement(recipe, tried), judging_metric(recipe, tried[-1])
 
 
 def _work_in_processes(order: Order, jobs: int, listener: Callable[[], Listener]) -> None:
