@@ -136,7 +136,7 @@ def _part(recipe: Recipe, scale: str, own: Sequence[Record]) -> Part:
     chosen = current(recipe, scale, own)
     results = summarise(recipe, chosen)
     drawable = [record for record in chosen if record.rows]
-    figure = base64.b64encode(figures.svg(figures.draw(recipe, drawable))).decode() if drawable else ""
+    figure = base64.b64encode(figures.rendered(figures.draw(recipe, drawable), "svg")).decode() if drawable else ""
     here = [record for record in own if record.config.scale == scale]
     labels = dict.fromkeys(record.config.label for record in chosen if record.is_swept)
     swept = [record for record in here if record.config.label in labels and record.is_swept]
