@@ -275,7 +275,13 @@ def findings(recipe: Recipe, scale: str, results: Sequence[Result]) -> list[str]
             if recipe.worse(result.mean, result.paper):
                 ours, theirs = figure_text(result.mean), figure_text(result.paper)
                 sentences.append(f"{result.label} falls short of the paper: {ours} against {theirs}.")
-    return sentences + _incomplete(results)
+    missing = [r.label for r in results if not (r.values or r.diverged or r.unfinished)]
+    facts = {
+        "Runs that diverged": [f"{result.label} ({result.diverged})" for result in results if result.diverged],
+        "Unfinished runs, left out here": [f"{r.label} ({r.unfinished})" for r in results if r.unfinished],
+        "Not run yet": missing if len(missing) < len(results) else [],
+    }
+    return sentences + [f"{fact}: {', '.join(labels)}." for fact, labels in facts.items() if labels]
 
 
 def figure_text(number: float | None) -> str:
@@ -338,13 +344,3 @@ def _reservations(results: Sequence[Result]) -> list[str]:
         f"{MARK} Not the paper's method: {', '.join(result.label for result in own)} with {text}."
         for text, own in methods.items()
     ]
-
-
-def _incomplete(results: Sequence[Result]) -> list[str]:
-    missing = [r.label for r in results if not (r.values or r.diverged or r.unfinished)]
-    facts = {
-        "Runs that diverged": [f"{result.label} ({result.diverged})" for result in results if result.diverged],
-        "Unfinished runs, left out here": [f"{r.label} ({r.unfinished})" for r in results if r.unfinished],
-        "Not run yet": missing if len(missing) < len(results) else [],
-    }
-    return [f"{fact}: {', '.join(labels)}." for fact, labels in facts.items() if labels]

@@ -114,14 +114,8 @@ def recipes(names: Iterable[str]) -> list[Recipe]:
         elif name in FAMILIES:
             found |= {member: RECIPES[member] for member in FAMILIES[name]}
         else:
-            raise UserError(
-                f"There is no recipe {name!r}{nearest(name, RECIPES)} (`apo list` shows all {len(RECIPES)} of them)."
-            )
+            # Underscores for hyphens and capitals are the most common mistakes, so they always match.
+            near = difflib.get_close_matches(name.lower().replace("_", "-"), RECIPES, n=3, cutoff=0.5)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise UserError(f"There is no recipe {name!r}{hint} (`apo list` shows all {len(RECIPES)} of them).")
     return list(found.values())
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a "did you mean" for a mistyped name, or nothing if no name is close."""
-    # Underscores for hyphens and capitals are the most common mistakes, so they always match.
-    matches = difflib.get_close_matches(name.lower().replace("_", "-"), list(known), n=3, cutoff=0.5)
-    return f"; did you mean {' or '.join(matches)}?" if matches else ""

@@ -87,15 +87,15 @@ def digest(path: Path, checksum: Checksum) -> str:
     A file that has not changed since is not read twice by one process: a sweep loads its data once per trial.
     """
     stat = os.stat(path)
-    return _digest(str(path), checksum.algorithm, checksum.of_content, stat.st_size, stat.st_mtime_ns)
+    return _digest(path, checksum, stat.st_size, stat.st_mtime_ns)
 
 
 @lru_cache(maxsize=256)
-def _digest(path: str, algorithm: str, of_content: bool, size: int, modified: int) -> str:
+def _digest(path: Path, checksum: Checksum, size: int, modified: int) -> str:
     del size, modified  # part of the key only
     # MD5 protects against accidents here, not against attackers.
-    state = hashlib.new(algorithm, usedforsecurity=False)
-    opened = gzip.open(path, "rb") if of_content else open(path, "rb")  # noqa: SIM115 (closed by the next line)
+    state = hashlib.new(checksum.algorithm, usedforsecurity=False)
+    opened = gzip.open(path, "rb") if checksum.of_content else open(path, "rb")  # noqa: SIM115 (closed by the next line)
     with opened as stream:
         while chunk := stream.read(1 << 20):
             state.update(chunk)

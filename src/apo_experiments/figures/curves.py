@@ -20,7 +20,12 @@ _MOST_LINES = 7
 
 def curves(records: Sequence[Record], recipe: Recipe) -> Figure:
     """Draw loss, metric and rate, seeds as bands."""
-    groups = _groups(recipe, by_label(records))
+    present = by_label(records)
+    groups = [list(present)]
+    if len(present) > _MOST_LINES:
+        methods = {entry.label: entry.method.removesuffix("-apo") for entry in recipe.entries if entry.label in present}
+        by_base = grouped(methods, methods.__getitem__)
+        groups = list(by_base.values()) if max(map(len, by_base.values())) > 1 else groups
     known = {column for record in records for row in record.rows for column in row if row[column] is not None}
     columns = [column for column in dict.fromkeys(["train_loss", recipe.metric, "rate"]) if column in known]
     figure, axes = grid(len(groups), max(len(columns), 1))
@@ -118,12 +123,3 @@ def axis_name(column: str) -> str:
         ('test accuracy', 'training loss', 'learning rate')
     """
     return {"train_loss": "training loss", "rate": "learning rate"}.get(column, column.replace("_", " "))
-
-
-def _groups(recipe: Recipe, present: dict[str, list[Record]]) -> list[list[str]]:
-    """Return which labels share a row of axes."""
-    if len(present) <= _MOST_LINES:
-        return [list(present)]
-    methods = {entry.label: entry.method.removesuffix("-apo") for entry in recipe.entries}
-    groups = grouped([label for label in methods if label in present], methods.__getitem__)
-    return list(groups.values()) if max(map(len, groups.values())) > 1 else [list(present)]

@@ -17,7 +17,7 @@ from apo_experiments.records import Record, by_label
 def rosenbrock(records: Sequence[Record], recipe: Recipe) -> Figure:
     """Draw the loss, the rate and, where the rows have ``x`` and ``y``, the paths on the function's contours."""
     paths = {label: _path(seeds[0]) for label, seeds in by_label(records).items()}
-    has_paths = any(len(path) for path in paths.values())
+    has_paths = any(map(len, paths.values()))
     figure, ((*panels,),) = grid(1, 3 if has_paths else 2)
     loss = recipe.metric if any(recipe.metric in row for record in records for row in record.rows) else "train_loss"
     draw_panel(panels[0], records, recipe, loss, x="step")

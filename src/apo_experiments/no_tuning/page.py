@@ -9,6 +9,7 @@ from math import ceil, isnan
 from pathlib import Path
 from typing import Any
 
+import pandas
 from matplotlib.figure import Figure
 
 from apo_experiments.figures import png
@@ -121,9 +122,7 @@ def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
     for scale, _, table in _by_scale(records):
         for score in table.drop(columns="rank", errors="ignore").to_dict("records"):
             about = {"scale": scale, "task": score["task"], "for_choosing": score["task"] in CHOOSING, **score}
-            found.append(
-                {str(key): None if entry != entry else rounded(entry) for key, entry in about.items()}
-            )  # no NaN
+            found.append({str(key): None if pandas.isna(entry) else rounded(entry) for key, entry in about.items()})
     return found
 
 
@@ -141,12 +140,17 @@ def _scale(scale: str, runs: Tasks, table: Table) -> str:
         overall = standings(table)
         untuned = list(overall.dropna(subset="rank").index)
         records = [record for name in tasks for group in runs[name][1].values() for record in group]
+        chosen, held_out = (
+            ", ".join(f"`{_short(name)}`" for name in tasks if (name in CHOOSING) == used) for used in (True, False)
+        )
         blocks += [
             _origin(tasks, runs, table, records),
             _standings(overall),
             f"![Regrets of all methods]({ASSETS}/regrets-{scale}.png)",
             "### Task by task",
-            f"{_used(tasks)} Test metric, and in brackets the regret in per cent; ± is the deviation over seeds.",
+            f"For choosing settings of the library: {chosen or 'none of these'}. "
+            f"Held out from that, only reported: {held_out or 'none'}. "
+            "Test metric, and in brackets the regret in per cent; ± is the deviation over seeds.",
             _values(table),
             "Regret of every method without tuning, in per cent; **bold** is within 1% of the tuned rate or above it:",
             _by_task(table, untuned, _marked),
@@ -191,15 +195,6 @@ def _standings(overall: Table) -> str:
         for one in overall.itertuples()
     ]
     return grid(header, body)
-
-
-def _used(tasks: Sequence[str]) -> str:
-    chosen = [f"`{_short(name)}`" for name in tasks if name in CHOOSING]
-    others = [f"`{_short(name)}`" for name in tasks if name not in CHOOSING]
-    return (
-        f"For choosing settings of the library: {', '.join(chosen) or 'none of these'}. "
-        f"Held out from that, only reported: {', '.join(others) or 'none'}."
-    )
 
 
 def _values(table: Table) -> str:

@@ -70,7 +70,13 @@ def scores(tasks: Mapping[str, tuple[Recipe, Runs]]) -> Table:
         best = {base: _finals(recipe, runs[label]) for base, label in references.items()}
         if len(best) < len(USUAL) or any(None in finals for finals in best.values()):
             continue
-        for method, label in _names(runs, references, one_for_all).items():
+        # Not all cosines are shown.
+        names = {label: label for label in runs if "-cosine-" not in label}
+        names |= {f"{base} tuned": label for base, label in references.items()}
+        names |= {f"{base} usual": label for base, rate in USUAL.items() if (label := label_of(base, rate)) in runs}
+        if one_for_all is not None and one_for_all in runs:
+            names["NadamW calibrated"] = one_for_all
+        for method, label in names.items():
             base = base_of(label)
             row = _score(recipe, runs[label], runs[references[base]], statistics.fmean(best[base]))  # type: ignore[arg-type]
             found.append({"task": task, "method": method, "entry": label, **row})
@@ -156,16 +162,6 @@ def guess_of(records: Sequence[Record]) -> float:
     rows = (row["guess"] for record in records for row in record.rows if row.get("guess") is not None)
     finals = (value(record, "guess") for record in records)
     return next((float(found) for found in [*finals, *rows] if found is not None), math.nan)
-
-
-def _names(runs: Runs, references: Mapping[str, str], one_for_all: str | None) -> dict[str, str]:
-    """Return the label of each method that is shown: not all cosines are."""
-    names = {label: label for label in runs if "-cosine-" not in label}
-    names |= {f"{base} tuned": label for base, label in references.items()}
-    names |= {f"{base} usual": label for base, rate in USUAL.items() if (label := label_of(base, rate)) in runs}
-    if one_for_all is not None and one_for_all in runs:
-        names["NadamW calibrated"] = one_for_all
-    return names
 
 
 def _score(recipe: Recipe, records: Sequence[Record], reference: Sequence[Record], best: float) -> dict[str, Any]:

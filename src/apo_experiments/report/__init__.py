@@ -23,17 +23,7 @@ from apo_experiments.publication.compact import clean_command
 from apo_experiments.recipe import NOT_IN_PAPER, Recipe
 from apo_experiments.recipes import RECIPES, plan
 from apo_experiments.records import Record, by_label, find, grouped
-from apo_experiments.results import (
-    MARK,
-    Result,
-    figure_text,
-    findings,
-    leader,
-    set_words,
-    setting_text,
-    summarise,
-)
-from apo_experiments.runs import RunConfig
+from apo_experiments.results import MARK, Result, figure_text, findings, leader, set_words, setting_text, summarise
 from apo_experiments.tuning import current, points, varied
 
 
@@ -155,7 +145,16 @@ def _part(recipe: Recipe, scale: str, own: Sequence[Record]) -> Part:
 def _commands(recipe: Recipe, scale: str, records: Sequence[Record]) -> list[str]:
     """Return one command for all methods that differ from the recipe in the same way."""
     planned = {config.label: config for config in plan(recipe, scale)}
-    groups = grouped(records, lambda record: tuple(_changes(planned[record.config.label], record.config)))
+
+    def changes_of(record: Record) -> tuple[str, ...]:
+        """Return the options that turn the recipe's current plan into a run, for settings that it still has."""
+        usual, config = planned[record.config.label], record.config
+        known, own = ({**run.hyper, **run.options} for run in (usual, config))
+        differing = [key for key in known if key in own and setting_text(known[key]) != setting_text(own[key])]
+        length = [] if config.epochs == usual.epochs else ["--epochs", str(config.epochs)]
+        return (*length, "--set", *set_words({key: own[key] for key in differing})) if differing else tuple(length)
+
+    groups = grouped(records, changes_of)
     commands = []
     for changes, runs in groups.items():
         labels = list(dict.fromkeys(record.config.label for record in runs))
@@ -163,11 +162,3 @@ def _commands(recipe: Recipe, scale: str, records: Sequence[Record]) -> list[str
         words += [] if len(labels) == len(recipe.entries) else ["--method", *labels]
         commands.append(shlex.join([*words, *changes]))
     return commands
-
-
-def _changes(usual: RunConfig, config: RunConfig) -> list[str]:
-    """Return the options that turn the recipe's current plan into this run, for settings that it still has."""
-    known, own = ({**run.hyper, **run.options} for run in (usual, config))
-    differing = [key for key in known if key in own and setting_text(known[key]) != setting_text(own[key])]
-    length = [] if config.epochs == usual.epochs else ["--epochs", str(config.epochs)]
-    return [*length, "--set", *set_words({key: own[key] for key in differing})] if differing else length

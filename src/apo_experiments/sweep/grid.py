@@ -44,15 +44,12 @@ class Search:
     @property
     def name(self) -> str:
         """The name of the study, the same for the same runs only."""
-        content = [
-            self.recipe.metric,
-            self.recipe.goal,
-            [
-                (_text(renamed.as_first_named(point.hyper)), [config.identity() for config in point.configs])
-                for point in self.points
-            ],
+        points = [
+            (_text(renamed.as_first_named(point.hyper)), [config.identity() for config in point.configs])
+            for point in self.points
         ]
-        digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:10]
+        content = json.dumps([self.recipe.metric, self.recipe.goal, points])
+        digest = hashlib.sha256(content.encode()).hexdigest()[:10]
         return f"{self.recipe.name}/{self.scale}/{self.label}/{digest}"
 
 
