@@ -167,14 +167,8 @@ def _load_svhn(path: Path) -> tuple[Tensor, Tensor]:
     except Exception as error:  # a damaged file fails in scipy, zlib or numpy, each in its own way
         reason = (str(error).splitlines() or [""])[0] or type(error).__name__
         raise Damaged(path, f"is truncated or corrupted ({reason})") from error
-    pixels, labels = content.get("X"), content.get("y")
-    if (
-        pixels is None
-        or labels is None
-        or pixels.ndim != 4
-        or pixels.dtype != np.uint8
-        or labels.dtype.kind not in "iuf"
-    ):
+    pixels, labels = (content.get(name, np.empty(0)) for name in ("X", "y"))
+    if pixels.ndim != 4 or pixels.dtype != np.uint8 or labels.size == 0 or labels.dtype.kind not in "iuf":
         raise Damaged(path, "has no images X of bytes and labels y")
     # MATLAB counts from one: the digit 0 has the label 10.
     return _labelled(path, pixels.transpose(3, 2, 0, 1), labels.reshape(-1) % 10, 10)

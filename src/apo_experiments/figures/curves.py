@@ -59,7 +59,9 @@ def draw_panel(
         styles: How the line of each entry looks, in the order of drawing; as in other figures by default.
     """
     groups = by_label(records)
-    styles = styles or {label: line_styles(recipe, list(groups))[label] for label in groups}
+    if styles is None:
+        usual = line_styles(recipe, list(groups))
+        styles = {label: usual[label] for label in groups}
     values: list[float] = []
     first: list[float] = []
     for label, style in styles.items():
