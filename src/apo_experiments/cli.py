@@ -20,10 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from apo_experiments.errors import UserError, needs_extra
+from apo_experiments.errors import UserError
 from apo_experiments.interruption import TimeIsUp
-
-__all__ = ["main", "parser"]
 
 SCALES = ("smoke", "cpu", "paper")
 
@@ -112,8 +110,12 @@ def _execute(parsed: argparse.Namespace, words: Sequence[str]) -> int:
     except BrokenPipeError:
         # The reader of our output, such as `head`, has closed it. For a command that only prints, that is no error.
         return int(parsed.resumable)
-    except (UserError, ModuleNotFoundError) as error:
-        _complain(str(error) if isinstance(error, UserError) else needs_extra(error), parsed.debug)
+    except UserError as error:
+        _complain(str(error), parsed.debug)
+        return 2
+    except ModuleNotFoundError as error:
+        package, install = (error.name or str(error)).partition(".")[0], "pip install 'apo-optim[experiments]'"
+        _complain(f"The command apo needs {package}, which is not installed: run {install}.", parsed.debug)
         return 2
     except Exception as error:
         hint = "" if parsed.debug else " (run with --debug for the traceback)"

@@ -6,8 +6,6 @@ import importlib
 from collections.abc import Collection
 from typing import Any
 
-__all__ = ["UserError", "choose", "needs_extra", "required"]
-
 
 class UserError(Exception):
     """An error whose message is one sentence for the user: what is wrong and what to do."""
@@ -36,14 +34,3 @@ def required(module: str, extra: str = "experiments", package: str | None = None
         raise UserError(
             f"This needs the package {name}, which is not installed: pip install 'apo-optim[{extra}]'."
         ) from error
-
-
-def needs_extra(error: ModuleNotFoundError) -> str:
-    """Return the sentence for a package of the extra ``experiments`` that is not installed.
-
-    Example:
-        >>> needs_extra(ModuleNotFoundError(name="numpy"))
-        "The command apo needs numpy, which is not installed: run pip install 'apo-optim[experiments]'."
-    """
-    package = (error.name or str(error)).partition(".")[0]
-    return f"The command apo needs {package}, which is not installed: run pip install 'apo-optim[experiments]'."

@@ -49,12 +49,6 @@ class Interruption:
             raise KeyboardInterrupt
         check_time(self.deadline)
 
-    def on_signal(self, number: int, frame: Any) -> None:
-        """Note the first signal; a second one does not wait and raises KeyboardInterrupt."""
-        if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True
-
 
 @contextmanager
 def interruptible(deadline: float | None = None) -> Iterator[Interruption]:
@@ -68,11 +62,17 @@ def interruptible(deadline: float | None = None) -> Iterator[Interruption]:
         True
     """
     interruption = Interruption(deadline)
+
+    def note(number: int, frame: Any) -> None:
+        if interruption.requested:  # a second signal does not wait
+            raise KeyboardInterrupt
+        interruption.requested = True
+
     previous: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(number) is not signal.SIG_IGN:  # a background job that was told to ignore it still does
-                previous[number] = signal.signal(number, interruption.on_signal)
+                previous[number] = signal.signal(number, note)
     try:
         yield interruption
     finally:

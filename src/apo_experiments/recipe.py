@@ -13,8 +13,6 @@ import torch
 from apo_experiments.errors import UserError
 from apo_experiments.problem import Problem
 
-__all__ = ["Entry", "NOT_IN_PAPER", "Recipe", "SCALES", "Scale", "Setting", "by_name"]
-
 SCALES = ("smoke", "cpu", "paper")
 
 #: The :attr:`Recipe.paper` of a recipe that the paper does not have.

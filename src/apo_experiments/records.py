@@ -1,8 +1,7 @@
 """The record of a run: ``record.jsonl``, one JSON object per line.
 
 - ``{"kind": "header", "config": {...}, "command": [...], "commit": ..., "versions": {...}, "hardware": {...},
-  "started": ...}`` comes first, with ``"chosen_by": {...}`` where validation runs chose the hyperparameters, and
-  ``"run"`` or ``"sweep"`` where such a command found the run finished (see :mod:`~apo_experiments.roles`);
+  "started": ...}`` comes first, with ``"chosen_by": {...}`` where validation runs chose the hyperparameters;
 - ``{"kind": "row", "step": ..., "epoch": ..., "train_loss": ..., "rate": ..., <metrics>, "seconds": ...}`` after every
   epoch: the mean loss of its steps, then the learning rate and the metrics at its end, and the seconds of training so
   far (without evaluation);
@@ -10,6 +9,10 @@
   "finished": ...}`` at the end, so a run with a summary is a finished one.
 
 Infinite numbers and NaN become ``null``, since JSON has neither.
+
+A run is a point of a sweep, a result, or both. The header has the command that started it; a command that finds it
+finished trains nothing, so it adds a note there: ``"run": {"command": [...], "chosen_by": {...}}`` or ``"sweep":
+{"command": [...]}``.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar, final
@@ -56,6 +60,41 @@ class Record:
     def finished(self) -> bool:
         """Whether the run has finished."""
         return self.summary is not None
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the run has ended because it diverged."""
+        return bool((self.summary or {}).get("diverged"))
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The final metrics; empty while the run is unfinished."""
+        return (self.summary or {}).get("metrics") or {}
+
+    @property
+    def seconds(self) -> float:
+        """How long training took, without evaluation."""
+        return (self.summary or {}).get("seconds") or 0.0
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether a sweep has tried the run, no matter which command trained it."""
+        return "sweep" in self.header or _is_sweep(self.header.get("command"))
+
+    @property
+    def is_swept(self) -> bool:
+        """Whether the run belongs only to a sweep."""
+        return "run" not in self.header and _is_sweep(self.header.get("command"))
+
+    @property
+    def trial_command(self) -> list[str]:
+        """The command of the sweep that has tried the run, or else of the run itself."""
+        return list(self.header.get("sweep", self.header).get("command") or [])
+
+    @property
+    def chosen_by(self) -> Mapping[str, Any] | None:
+        """How the hyperparameters of a result were chosen, if sweeps chose them."""
+        return self.header.get("chosen_by") or self.header.get("run", {}).get("chosen_by")
 
 
 @final
@@ -134,6 +173,34 @@ def find(root: Path, recipe: str | None = None, scale: str | None = None) -> lis
         if recipe in (None, record.config.recipe) and scale in (None, record.config.scale):
             records.append(record)
     return sorted(records, key=lambda record: not record.finished)
+
+
+def as_result(record: Record, directory: Path, origin: Mapping[str, Any] | None) -> Record:
+    """Note that ``apo run`` includes a run that a sweep had started, and how its hyperparameters were chosen."""
+    begun_by_sweep = _is_sweep(record.header.get("command")) and not _is_sweep(provenance.command())
+    if begun_by_sweep and ("run" not in record.header or (origin and not record.chosen_by)):
+        return _noted(record, directory, "run", {"chosen_by": origin} if origin else {})
+    return record
+
+
+def as_trial(record: Record, directory: Path) -> Record:
+    """Note that a sweep includes an existing run."""
+    return record if record.is_trial else _noted(record, directory, "sweep", {})
+
+
+def _noted(record: Record, directory: Path, role: str, facts: Mapping[str, Any]) -> Record:
+    note = {"command": provenance.command(), **facts}
+    path = directory / NAME
+    with suppress(UserError, OSError):  # read-only records work without the note
+        first, _, rest = path.read_bytes().partition(b"\n")
+        header = {**json.loads(first), role: note}
+        write_atomically(path, json.dumps(header).encode() + b"\n" + rest)
+    return replace(record, header={**record.header, role: note})
+
+
+def _is_sweep(command: list[str] | None) -> bool:
+    """Look only at the subcommand: a folder may have any name."""
+    return next((word for word in (command or [])[1:] if not word.startswith("-")), None) == "sweep"
 
 
 def grouped(things: Iterable[Thing], key: Callable[[Thing], Key]) -> dict[Key, list[Thing]]:

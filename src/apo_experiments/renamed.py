@@ -22,8 +22,6 @@ from typing import Any
 
 from apo_experiments.errors import UserError
 
-__all__ = ["as_first_named", "in_words_of_today", "of_today", "rates_of_today"]
-
 _NAMES = {"sigma": "over_relaxation"}
 _SHARE, _RISING = "other_batch_share", "rising"
 _LENGTH, _KNOWN = "total_steps", "auto"
@@ -89,64 +87,55 @@ def rates_of_today(rows: Sequence[dict[str, Any]], hyper: Mapping[str, Any]) -> 
     ]
 
 
-def in_words_of_today(settings: Sequence[str], grid: Sequence[str] = ()) -> tuple[list[str], list[str], list[str]]:
-    """Return the pairs of ``--set`` and of ``--grid`` under their current names, and a sentence on each change.
+def in_words_of_today(
+    settings: Mapping[str, str], grid: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, str], list[str]]:
+    """Return what ``--set`` and ``--grid`` say under their current names, and a sentence on each change.
 
     Args:
-        settings: Pairs such as ``"lr=0.1"``; anything else is left unchanged.
-        grid: Pairs such as ``"lr=0.1,0.03"``.
+        settings: The text of each key, such as ``{"lr": "0.1"}``.
+        grid: The texts of each key, such as ``{"lr": "0.1,0.03"}``.
 
     Raises:
         UserError: A setting was given under both of its names, or has no current name.
 
     Example:
-        >>> in_words_of_today(["lr=0.1", "sigma=2"])
-        (['lr=0.1', 'over_relaxation=2'], [], ['sigma is over_relaxation now: write --set over_relaxation=2.'])
-        >>> in_words_of_today(["other_batch_share=rising"])[0]
-        ['other_batch_share=none', 'total_steps=auto']
-        >>> in_words_of_today([], ["other_batch_share=rising,none"])[1]
-        ['total_steps=auto,none']
+        >>> in_words_of_today({"lr": "0.1", "sigma": "2"}, {})[::2]
+        ({'lr': '0.1', 'over_relaxation': '2'}, ['sigma is over_relaxation now: write --set over_relaxation=2.'])
+        >>> in_words_of_today({"other_batch_share": "rising"}, {})[0]
+        {'other_batch_share': 'none', 'total_steps': 'auto'}
+        >>> in_words_of_today({}, {"other_batch_share": "rising,none"})[1]
+        {'total_steps': 'auto,none'}
     """
-    given = {_key(pair) for pair in (*settings, *grid)}
-    sentences: list[str] = []
-
-    def renamed(pair: str, option: str) -> str:
-        former, text = _key(pair), pair.partition("=")[2].strip()
-        name = _NAMES.get(former)
-        if name is None:
-            return pair
-        if name in given:
-            raise UserError(f"{former} is {name} now, and both were given: leave {former} out.")
-        sentences.append(f"{former} is {name} now: write {option} {name}={text}.")
-        return f"{name}={text}"
-
-    words, axes = [renamed(pair, "--set") for pair in settings], [renamed(pair, "--grid") for pair in grid]
+    words, axes, given, sentences = dict(settings), dict(grid), {*settings, *grid}, []
+    for former, name in _NAMES.items():
+        for option, pairs in (("--set", words), ("--grid", axes)):
+            if former in pairs:
+                if name in given:
+                    raise UserError(f"{former} is {name} now, and both were given: leave {former} out.")
+                pairs[name] = pairs.pop(former)
+                sentences.append(f"{former} is {name} now: write {option} {name}={pairs[name]}.")
     if _LENGTH in given or _SHARE not in given:
         return words, axes, sentences
-    pair = next(pair for pair in (*axes, *words) if _key(pair) == _SHARE)
-    values = [value.strip().lower() for value in pair.partition("=")[2].split(",")]
+    values = [value.strip().lower() for value in {**words, **axes}[_SHARE].split(",")]
     if _RISING not in values:
-        words.append(f"{_LENGTH}=none")
+        words[_LENGTH] = "none"
         sentences.append(
             f"{_SHARE} without {_LENGTH} is read as {_LENGTH}=none too, as before: write --set {_LENGTH}=none, or "
             f"{_LENGTH}={_KNOWN} for a share that rises towards the end of the run."
         )
         return words, axes, sentences
-    if pair in axes:
+    if _SHARE in axes:
         for other in {*values} - {_RISING, "none"}:
             raise UserError(
                 f"{_SHARE}={_RISING} is {_LENGTH}={_KNOWN} now, so one axis cannot have {_RISING} and {other}: give "
                 f"two commands, with --grid {_SHARE}=... and with --set {_LENGTH}={_KNOWN}."
             )
-        today = f"--grid {_LENGTH}={','.join(_KNOWN if value == _RISING else value for value in values)}"
-        axes[axes.index(pair)] = today.removeprefix("--grid ")
+        del axes[_SHARE]
+        axes[_LENGTH] = ",".join(_KNOWN if value == _RISING else value for value in values)
+        today = f"--grid {_LENGTH}={axes[_LENGTH]}"
     else:
+        words |= {_SHARE: "none", _LENGTH: _KNOWN}
         today = f"--set {_LENGTH}={_KNOWN}"
-        words[words.index(pair)] = f"{_SHARE}=none"
-        words.append(today.removeprefix("--set "))
     sentences.append(f"{_SHARE}={_RISING} is {_LENGTH}={_KNOWN} now: write {today}.")
     return words, axes, sentences
-
-
-def _key(pair: str) -> str:
-    return pair.partition("=")[0].strip()

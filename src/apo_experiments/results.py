@@ -1,19 +1,25 @@
-"""From records to results: their mean and spread, and the comparison with the paper."""
+"""From records to results: their mean and spread, the comparison with the paper, and what keeps them from it."""
 
 from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from apo_experiments.comparable import MARK, differences, own_method
 from apo_experiments.methods import METHODS
 from apo_experiments.recipe import NOT_IN_PAPER, Recipe
 from apo_experiments.recipes import RECIPES
 from apo_experiments.records import Record, by_label, grouped
 from apo_experiments.runs import RunConfig
+
+#: Options that change speed and rounding alone.
+_ROUNDING = ("channels_last", "tf32")
+
+#: Follows the name of a method that is not the paper's.
+MARK = "†"
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,8 @@ class Result:
         paper: The paper's figure.
         differs: How the task differs from the paper's, so that the paper's figure cannot be compared.
         own: In which way the method is this library's and not the paper's.
+        records: The runs, by seed.
+        settings: How they differ from those of the same method that a table shows; empty for these.
 
     Example:
         >>> result = Result("SGDm", (75.0, 76.0), paper=75.73)
@@ -42,6 +50,8 @@ class Result:
     paper: float | None = None
     differs: str = ""
     own: str = ""
+    records: tuple[Record, ...] = field(default=(), repr=False)
+    settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -70,6 +80,31 @@ class Result:
         low, high = min(self.values), max(self.values)
         return "identical" if low == high else f"{figure_text(low)} to {figure_text(high)}"
 
+    @property
+    def deviation(self) -> float | None:
+        """The standard deviation over the seeds (of a sample); None for a single one."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    @property
+    def deviation_text(self) -> str:
+        """The same as text."""
+        return "" if self.deviation is None else f"± {self.deviation:.2g}"
+
+    @property
+    def seeds(self) -> str:
+        """The number of seeds, and of those that diverged."""
+        return f"{len(self.values)}" + (f" + {self.diverged} diverged" if self.diverged else "")
+
+    @property
+    def hours(self) -> float:
+        """Hours of training of all seeds together, without evaluation."""
+        return sum(record.seconds for record in self.records) / 3600
+
+    @property
+    def epochs(self) -> int:
+        """How long each run was."""
+        return self.records[0].config.epochs
+
 
 def value(record: Record, metric: str) -> float | None:
     """Return the final value of a metric, or None if the run has none: unfinished, diverged, or not measured.
@@ -79,7 +114,7 @@ def value(record: Record, metric: str) -> float | None:
         >>> value(Record(config, {}, [], {"metrics": {"loss": 0.5}}), "loss")
         0.5
     """
-    found = (record.summary or {}).get("metrics", {}).get(metric)
+    found = record.metrics.get(metric)
     return float(found) if found is not None and math.isfinite(found) else None
 
 
@@ -111,9 +146,9 @@ def result(recipe: Recipe, label: str, records: Sequence[Record]) -> Result:
         >>> result(recipe, "SGD", [Record(config, {}, [], {"metrics": {}, "diverged": True})])
         Result(label='SGD', values=(), diverged=1, unfinished=0, paper=None, differs='', own='')
     """
-    ordered = sorted(records, key=lambda record: record.config.seed)
+    ordered = tuple(sorted(records, key=lambda record: record.config.seed))
     values = tuple(found for record in ordered if (found := value(record, recipe.metric)) is not None)
-    diverged = sum(bool(record.summary and record.summary.get("diverged")) for record in records)
+    diverged = sum(record.diverged for record in records)
     unfinished = sum(not record.finished for record in records)
     paper = next((entry.paper for entry in recipe.entries if entry.label == label), None)
     if not ordered:
@@ -121,7 +156,65 @@ def result(recipe: Recipe, label: str, records: Sequence[Record]) -> Result:
     config = ordered[0].config
     differs = differences(recipe, label, config.epochs, config.options)
     own = own_method(config) if recipe.paper != NOT_IN_PAPER else ""
-    return Result(label, values, diverged, unfinished, paper, differs, own)
+    return Result(label, values, diverged, unfinished, paper, differs, own, ordered)
+
+
+def differences(recipe: Recipe, label: str, epochs: int, options: Mapping[str, Any]) -> str:
+    """Return how the task and the length of a run differ from the paper's, or nothing if they are the same.
+
+    Args:
+        recipe: The recipe.
+        label: The entry, whose own options belong to the paper's setting; any other text for none.
+        epochs: The length of the run.
+        options: The options of its task.
+
+    Example:
+        >>> differences(RECIPES["mnist-mlp"], "SGD-APO", 10, {"width": 0.2})
+        'width 0.2 (paper: 1), 10 epochs (paper: 100)'
+    """
+    if "paper" not in recipe.scales:
+        return ""
+    size = recipe.scales["paper"]
+    own = next((entry.options for entry in recipe.entries if entry.label == label), {})
+    paper = {**recipe.defaults, **size.options, **own}
+    parts = [
+        f"{key.replace('_', ' ')} {_text(options[key])} (paper: {_text(paper[key])})"
+        for key in paper
+        if key in options and key not in _ROUNDING and _text(options[key]) != _text(paper[key])
+    ]
+    if epochs != size.epochs:
+        parts.append(f"{epochs} {'epoch' if epochs == 1 else 'epochs'} (paper: {size.epochs})")
+    return ", ".join(parts)
+
+
+def differences_of_scale(recipe: Recipe, scale: str) -> str:
+    """Return how a scale of a recipe differs from the paper's."""
+    size = recipe.scales[scale]
+    return differences(recipe, "", size.epochs, {**recipe.defaults, **size.options})
+
+
+def own_method(config: RunConfig) -> str:
+    """Return in which way a method is this library's and not the paper's, or nothing if it is the paper's.
+
+    Example:
+        >>> own_method(RunConfig("r", "APO", "sgdm-apo", "cpu", 0, 1, {"preset": "default", "total_steps": "auto"}))
+        "the library's settings, told how long the run is (total_steps)"
+        >>> own_method(RunConfig("r", "APO", "sgdm-apo", "cpu", 0, 1, {"preset": "paper", "total_steps": None}))
+        ''
+    """
+    if "apo" not in config.method or config.hyper.get("preset") == "paper":
+        return ""
+    told = ", told how long the run is (total_steps)" if config.hyper.get("total_steps") else ""
+    return f"the library's settings{told}"
+
+
+def _text(option: Any) -> str:
+    """Write an option; None stands for all rows, images or sentences that there are."""
+    if option is None:
+        return "all"
+    if isinstance(option, (list, tuple)):
+        return "-".join(map(str, option))
+    return f"{option:g}" if isinstance(option, float) else str(option)
 
 
 def leader(recipe: Recipe, results: Iterable[Result], paper: bool = False) -> Result | None:
@@ -182,7 +275,13 @@ def findings(recipe: Recipe, scale: str, results: Sequence[Result]) -> list[str]
             if recipe.worse(result.mean, result.paper):
                 ours, theirs = figure_text(result.mean), figure_text(result.paper)
                 sentences.append(f"{result.label} falls short of the paper: {ours} against {theirs}.")
-    return sentences + _incomplete(results)
+    missing = [r.label for r in results if not (r.values or r.diverged or r.unfinished)]
+    facts = {
+        "Runs that diverged": [f"{result.label} ({result.diverged})" for result in results if result.diverged],
+        "Unfinished runs, left out here": [f"{r.label} ({r.unfinished})" for r in results if r.unfinished],
+        "Not run yet": missing if len(missing) < len(results) else [],
+    }
+    return sentences + [f"{fact}: {', '.join(labels)}." for fact, labels in facts.items() if labels]
 
 
 def figure_text(number: float | None) -> str:
@@ -245,13 +344,3 @@ def _reservations(results: Sequence[Result]) -> list[str]:
         f"{MARK} Not the paper's method: {', '.join(result.label for result in own)} with {text}."
         for text, own in methods.items()
     ]
-
-
-def _incomplete(results: Sequence[Result]) -> list[str]:
-    missing = [r.label for r in results if not (r.values or r.diverged or r.unfinished)]
-    facts = {
-        "Runs that diverged": [f"{result.label} ({result.diverged})" for result in results if result.diverged],
-        "Unfinished runs, left out here": [f"{r.label} ({r.unfinished})" for r in results if r.unfinished],
-        "Not run yet": missing if len(missing) < len(results) else [],
-    }
-    return [f"{fact}: {', '.join(labels)}." for fact, labels in facts.items() if labels]

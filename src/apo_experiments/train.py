@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from apo_experiments.checkpoints import Checkpoint
 from apo_experiments.errors import UserError
 from apo_experiments.interruption import check_time, interruptible
 from apo_experiments.locks import locked
@@ -25,7 +24,7 @@ from apo_experiments.recipe import Recipe, Setting
 from apo_experiments.recipes import RECIPES
 from apo_experiments.records import NAME, Record, RecordWriter, read
 from apo_experiments.runs import RunConfig
-from apo_experiments.training import Training
+from apo_experiments.training import Checkpoint, Training
 
 #: How a step says that there is nothing left to train; apo.NonFiniteError is the first of them.
 _DIVERGENCE = (FloatingPointError, torch.linalg.LinAlgError)  # pyright: ignore[reportPrivateImportUsage]
@@ -86,8 +85,9 @@ def train(
     record = finished(directory)
     if record is None:
         check_time(deadline)
-        recipe, device = _found(config)
-        setting = Setting(config.seed, device, data_dir)
+        if config.recipe not in RECIPES:
+            raise UserError(f"there is no recipe {config.recipe!r}: choose one of {', '.join(sorted(RECIPES))}.")
+        recipe, setting = RECIPES[config.recipe], Setting(config.seed, _device(config.device), data_dir)
         torch.manual_seed(config.seed)
         if recipe.compute is not None:
             record = _compute(config, recipe, setting, directory, listener)
@@ -250,14 +250,11 @@ def _summary(
     return summary if reason is None else {**summary, "reason": reason}
 
 
-def _found(config: RunConfig) -> tuple[Recipe, torch.device]:
-    """Return the recipe and the device of a run."""
-    if config.recipe not in RECIPES:
-        raise UserError(f"there is no recipe {config.recipe!r}: choose one of {', '.join(sorted(RECIPES))}.")
+def _device(name: str) -> torch.device:
     try:
-        device = torch.device(config.device)
+        device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"the device {config.device!r} is unknown: use cpu or cuda.") from None
+        raise UserError(f"the device {name!r} is unknown: use cpu or cuda.") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"the device {config.device!r} is not available, since torch finds no CUDA: use --device cpu.")
-    return RECIPES[config.recipe], device
+        raise UserError(f"the device {name!r} is not available, since torch finds no CUDA: use --device cpu.")
+    return device

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from apo_experiments.errors import UserError
@@ -15,7 +15,6 @@ from apo_experiments.recipe import Recipe
 from apo_experiments.recipes import plan
 from apo_experiments.records import Record, by_label, grouped
 from apo_experiments.results import value, variant
-from apo_experiments.roles import chosen_by, is_swept, is_trial, trial_command
 
 #: How numbers are computed does not make one run a worse judge of another.
 _COMPUTATION = {"validation", "precision", "cuda_graph", "channels_last", "tf32", "cudnn_benchmark"}
@@ -33,30 +32,27 @@ def choose(
         The best hyperparameters, except those on how numbers are computed, and their origin, for the record: the metric
         and its value, how many points of how many epochs and seeds were tried, by which commands, where they differ.
     """
-    tried = [record for record in records if _counts(recipe, label, scale, record, options)]
-    longest = max((record.config.epochs for record in tried), default=0)
-    whole = [record for record in tried if record.config.epochs == longest]
-    groups = grouped(whole, lambda record: json.dumps(_searched(record), sort_keys=True, default=str))
-    judged = [(judgement(recipe, group), group) for group in groups.values()]
-    judged = [(figure, group) for figure, group in judged if math.isfinite(figure)]
+    tried = (record for record in records if _counts(recipe, label, scale, record, options))
+    found = points(tried, lambda record: json.dumps(_searched(record), sort_keys=True, default=str))
+    judged = [(figure, point) for point in found if math.isfinite(figure := judgement(recipe, point))]
     if not judged:
-        what = "all that was tried diverged" if groups else "nothing was tried"
+        what = "all that was tried diverged" if found else "nothing was tried"
         raise UserError(
             f"--best finds no settings for {label} of {recipe.name} at scale {scale}{where and f' in {where}'}, since "
             f"{what} with the options of these runs: run `apo sweep {recipe.name} --scale {scale} --method {label}` "
             "first, or name the database of a sweep with --storage."
         )
-    figure, group = recipe.best(judged, key=lambda pair: pair[0])
-    hyper = _searched(group[0])
-    axes = varied([group[0].config.hyper for group in groups.values()])
-    commands = {json.dumps(trial_command(record)): None for group in groups.values() for record in group}
+    figure, best = recipe.best(judged, key=lambda pair: pair[0])
+    hyper = _searched(best[0])
+    axes = varied([point[0].config.hyper for point in found])
+    commands = {json.dumps(record.trial_command): None for point in found for record in point}
     origin = {
         "recipe": recipe.name,
-        "metric": judging_metric(recipe, group[0]),
+        "metric": judging_metric(recipe, best[0]),
         "value": figure,
-        "epochs": longest,
-        "points": len(groups),
-        "seeds": sum(record.header.get("seeds", 1) for record in group),
+        "epochs": best[0].config.epochs,
+        "points": len(found),
+        "seeds": sum(record.header.get("seeds", 1) for record in best),
         "hyper": {key: hyper[key] for key in axes if key in hyper},
         "commands": [json.loads(command) for command in commands],
     }
@@ -66,8 +62,8 @@ def choose(
 def storage_of(recipe: Recipe, label: str, scale: str, records: Sequence[Record]) -> str | None:
     """Return the database of the newest sweep of an entry, if its command named one; passwords are not in records."""
     key = (recipe.name, label, scale)
-    swept = [r for r in records if (r.config.recipe, r.config.label, r.config.scale) == key and is_trial(r)]
-    newest = trial_command(max(swept, key=lambda record: str(record.header.get("started", "")))) if swept else []
+    swept = [r for r in records if (r.config.recipe, r.config.label, r.config.scale) == key and r.is_trial]
+    newest = max(swept, key=_start).trial_command if swept else []
     for word, following in zip(newest, [*newest[1:], ""], strict=False):
         if word == "--storage" or word.startswith("--storage="):
             return word.partition("=")[2] or following
@@ -94,35 +90,12 @@ def _counts(recipe: Recipe, label: str, scale: str, record: Record, options: Map
     if (config.recipe, config.label, config.scale) != (recipe.name, label, scale) or not record.finished:
         return False
     # Where nothing is held out, only the header tells a trial from a run by hand.
-    if not is_trial(record) and (not holds_out(recipe) or record.header.get("chosen_by")):
+    if not record.is_trial and (not holds_out(recipe) or record.header.get("chosen_by")):
         return False
     if holds_out(recipe) and not config.options.get("validation"):
         return False
     shared = (options.keys() & config.options.keys()) - _COMPUTATION - {"model", "dataset"}
     return all(json.dumps(options[key], default=str) == json.dumps(config.options[key], default=str) for key in shared)
-
-
-def best_of_grid(recipe: Recipe, records: Iterable[Record]) -> list[Record]:
-    """Return the runs of the best point of one entry, one per seed; none if no point is finished.
-
-    As in the sweep itself, validation data decide if there are any, a point is judged by the mean over its seeds, and a
-    point that diverged for any seed is the worst. Of runs of several lengths, the longest count.
-    """
-    return recipe.best(_points(records), key=lambda point: judgement(recipe, point), default=[])
-
-
-def points_of_grids(records: Sequence[Record], shown: Iterable[Record]) -> dict[str, int]:
-    """Return how many points were tried, by label, for the entries that a point of a sweep represents.
-
-    Args:
-        records: All runs of a recipe at a scale.
-        shown: Those of them that represent it.
-    """
-    labels = dict.fromkeys(record.config.label for record in shown if is_swept(record))
-    return {
-        label: len(_points(record for record in records if record.config.label == label and is_swept(record)))
-        for label in labels
-    }
 
 
 def holds_out(recipe: Recipe) -> bool:
@@ -138,10 +111,9 @@ def judging_metric(recipe: Recipe, record: Record) -> str:
     """
     if recipe.metric.startswith("train"):
         return recipe.metric
-    metrics = (record.summary or {}).get("metrics") or {}
     general = "valid_accuracy" if recipe.goal == "max" else "valid_loss"
     candidates = (f"valid_{recipe.metric.removeprefix('test_')}", general, recipe.metric)
-    return next((name for name in candidates if name in metrics), recipe.metric)
+    return next((name for name in candidates if name in record.metrics), recipe.metric)
 
 
 def worst(recipe: Recipe) -> float:
@@ -150,18 +122,22 @@ def worst(recipe: Recipe) -> float:
 
 
 def judgement(recipe: Recipe, point: Sequence[Record]) -> float:
-    """Return the mean over the seeds of a point, or the worst possible value if one of them diverged."""
+    """Return the mean over the seeds of a point, or the worst possible value if one of them diverged.
+
+    Validation data decide if there are any, as in the sweep itself.
+    """
     found = [value(record, judging_metric(recipe, record)) for record in point]
     known = [figure for figure in found if figure is not None]
     return math.fsum(known) / len(known) if len(known) == len(found) else worst(recipe)
 
 
-def _points(records: Iterable[Record]) -> list[list[Record]]:
+def points(
+    records: Iterable[Record], key: Callable[[Record], str] = lambda record: variant(record.config)
+) -> list[list[Record]]:
     """Return the finished runs of the greatest length, those of one point together."""
     finished = [record for record in records if record.finished]
     longest = max((record.config.epochs for record in finished), default=0)
-    whole = [record for record in finished if record.config.epochs == longest]
-    return list(grouped(whole, lambda record: variant(record.config)).values())
+    return list(grouped([record for record in finished if record.config.epochs == longest], key).values())
 
 
 def current(recipe: Recipe, scale: str, records: Iterable[Record]) -> list[Record]:
@@ -181,11 +157,11 @@ def current(recipe: Recipe, scale: str, records: Iterable[Record]) -> list[Recor
     here = [record for record in records if (record.config.recipe, record.config.scale) == (recipe.name, scale)]
     chosen: list[Record] = []
     for group in by_label(record for record in here if record.config.label in order).values():
-        by_hand = [record for record in group if not is_swept(record)]
+        by_hand = [record for record in group if not record.is_swept]
         if not by_hand:
-            chosen += best_of_grid(recipe, group)
+            chosen += recipe.best(points(group), key=lambda point: judgement(recipe, point), default=[])
             continue
-        tuned = [record for record in group if chosen_by(record)]
+        tuned = [record for record in group if record.chosen_by]
         wanted = set() if tuned else planned & {variant(record.config) for record in group}
         if not wanted:
             wanted = {variant(max(tuned or by_hand, key=_start).config)}
@@ -198,9 +174,7 @@ def one_per_seed(records: Iterable[Record]) -> list[Record]:
 
     There are two of one seed if a setting that is newer than the first run has changed the name of its folder.
     """
-    found: dict[int, Record] = {}
-    for record in sorted(records, key=_start):
-        found[record.config.seed] = record
+    found = {record.config.seed: record for record in sorted(records, key=_start)}
     return sorted(found.values(), key=lambda record: record.config.seed)
 
 

@@ -20,8 +20,8 @@ factored curvature (norms, embeddings) take the gradient as it is. Statistics ar
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -89,7 +89,7 @@ class CurvatureOptimizer(Optimizer, ABC):
         self._calls: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.layers]
         self._generator = torch.Generator(self._parameters()[0].device).manual_seed(seed)
         for index, layer in enumerate(self.layers):
-            layer.module.register_forward_hook(self._note(index))
+            layer.module.register_forward_hook(functools.partial(self._note, index))
 
     # ------------------------------------------------------------------ what a subclass says
 
@@ -154,25 +154,18 @@ class CurvatureOptimizer(Optimizer, ABC):
                     a = torch.cat([layer.activations(inputs) for inputs, _ in pairs], dim=1)
                     g = torch.cat([layer.output_gradients(made) for _, made in pairs], dim=1)
                     self._update_statistics(block, layer, a, g, cases)
-        self._forget()
+        self._calls = [[] for _ in self.layers]
 
     def _average(self, block: dict[str, Tensor], name: str, value: Tensor) -> None:
         """Move a running mean: the k-th value gets the weight max(1 / k, 1 - ema)."""
         keep = min(1 - 1 / self.observations, self.ema)
         block[name] = value if name not in block else block[name] * keep + value * (1 - keep)
 
-    def _note(self, index: int) -> Callable[[nn.Module, tuple, Tensor], None]:
-        def hook(module: nn.Module, inputs: tuple, output: Tensor) -> None:
-            if torch.compiler.is_compiling():
-                return  # a pass that is compiled once for all steps is one without statistics
-            if self.wants_statistics and output.requires_grad and torch.is_grad_enabled():
-                self._calls[index].append((inputs[0].detach(), output))
-
-        return hook
-
-    def _forget(self) -> None:
-        for calls in self._calls:
-            calls.clear()
+    def _note(self, index: int, module: nn.Module, inputs: tuple, output: Tensor) -> None:
+        if torch.compiler.is_compiling():
+            return  # a pass that is compiled once for all steps is one without statistics
+        if self.wants_statistics and output.requires_grad and torch.is_grad_enabled():
+            self._calls[index].append((inputs[0].detach(), output))
 
     # ------------------------------------------------------------------ the step
 
@@ -181,7 +174,7 @@ class CurvatureOptimizer(Optimizer, ABC):
         """Move the weights along the preconditioned gradient."""
         with torch.autocast(self._parameters()[0].device.type, enabled=False):
             self._move()
-        self._forget()
+        self._calls = [[] for _ in self.layers]
         self.steps += 1
 
     def _move(self) -> None:
@@ -196,7 +189,11 @@ class CurvatureOptimizer(Optimizer, ABC):
                 dtype = torch.promote_types(p.dtype, torch.float32)
                 gradient, decay = p.grad.to(dtype), group["weight_decay"]
                 gradients[p] = gradient.add(p.to(dtype), alpha=decay) if decay else gradient
-        directions = self._directions(gradients)
+        directions = dict(gradients)
+        for block, layer in zip(self._blocks, self.layers, strict=True):
+            if block and all(p in gradients for p in layer.parameters):
+                matrix = self._precondition(block, layer.join([gradients[p] for p in layer.parameters]))
+                directions.update(zip(layer.parameters, layer.split(matrix), strict=True))
         trust: Tensor | float = 1.0
         if self.kl_clip is not None and directions:
             squared = (
@@ -210,14 +207,6 @@ class CurvatureOptimizer(Optimizer, ABC):
                     previous = self._momentum.setdefault(index, torch.zeros_like(step))
                     step = previous.mul_(group["momentum"]).add_(step)
                 p.copy_(p.to(step.dtype) - group["lr"] * step)
-
-    def _directions(self, gradients: Mapping[Tensor, Tensor]) -> dict[Tensor, Tensor]:
-        directions = dict(gradients)
-        for block, layer in zip(self._blocks, self.layers, strict=True):
-            if block and all(p in gradients for p in layer.parameters):
-                matrix = self._precondition(block, layer.join([gradients[p] for p in layer.parameters]))
-                directions.update(zip(layer.parameters, layer.split(matrix), strict=True))
-        return directions
 
     # ------------------------------------------------------------------ checkpoints
 

@@ -39,7 +39,11 @@ class KFAC(CurvatureOptimizer):
         omega, gamma = block["omega"], block["gamma"]
         pi = (_mean_eigenvalue(omega) / _mean_eigenvalue(gamma)).sqrt()
         for name, factor, damping in (("omega_inverse", omega, root * pi), ("gamma_inverse", gamma, root / pi)):
-            block[name] = _inverse(factor, damping, block.get(name))
+            identity = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
+            cholesky, failed = torch.linalg.cholesky_ex(factor + damping * identity)
+            previous = block[name] if name in block else identity / (_mean_eigenvalue(factor) + damping)
+            # Where it fails the previous inverse is kept, without waiting for the host.
+            block[name] = torch.where(failed == 0, torch.cholesky_inverse(cholesky), previous)
 
     def _precondition(self, block: dict[str, Tensor], gradient: Tensor) -> Tensor:
         if "gamma_inverse" not in block:  # a layer that was used for the first time since the last inversion
@@ -50,11 +54,3 @@ class KFAC(CurvatureOptimizer):
 def _mean_eigenvalue(factor: Tensor) -> Tensor:
     # Zero gradients (a dead layer) would make pi infinite.
     return factor.diagonal().mean().clamp_min(1e-20)
-
-
-def _inverse(factor: Tensor, damping: Tensor, previous: Tensor | None) -> Tensor:
-    """Invert ``factor + damping * I``; if that fails, keep the previous inverse, without waiting for the host."""
-    identity = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
-    cholesky, failed = torch.linalg.cholesky_ex(factor + damping * identity)
-    fallback = identity / (_mean_eigenvalue(factor) + damping) if previous is None else previous
-    return torch.where(failed == 0, torch.cholesky_inverse(cholesky), fallback)

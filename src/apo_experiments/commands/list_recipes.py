@@ -7,12 +7,12 @@ from pathlib import Path
 
 from apo_experiments.commands import options
 from apo_experiments.commands.tables import text_table
-from apo_experiments.comparable import MARK, differences_of_scale, own_method
 from apo_experiments.data.locate import state
 from apo_experiments.methods import METHODS
 from apo_experiments.progress import counted
 from apo_experiments.recipe import NOT_IN_PAPER, SCALES, Recipe
 from apo_experiments.recipes import plan
+from apo_experiments.results import MARK, differences_of_scale, own_method
 
 
 def execute(arguments: argparse.Namespace) -> int:

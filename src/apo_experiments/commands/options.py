@@ -52,15 +52,16 @@ def writable(option: str, path: Path | None) -> None:
 
 
 def begin(arguments: argparse.Namespace) -> float | None:
-    """Check what can be checked before hours of work, and replace former names in ``--set`` and ``--grid``.
+    """Check what can be checked before hours of work, and read ``--set`` and ``--grid``, in words of today.
 
     Returns:
         When ``--time-limit`` is reached, as a value of ``time.time()``.
     """
     deadline = None if arguments.time_limit is None else time.time() + arguments.time_limit
     writable("--json", arguments.json)
-    words, axes, sentences = renamed.in_words_of_today(arguments.set or (), getattr(arguments, "grid", None) or ())
-    arguments.set, arguments.grid = words or None, axes or None
+    settings = _pairs(arguments.set, "--set", "--set lr=0.1")
+    axes = _pairs(getattr(arguments, "grid", None), "--grid", "--grid lr=0.1,0.03")
+    arguments.set, arguments.grid, sentences = renamed.in_words_of_today(settings, axes)
     for sentence in sentences:
         say(f"apo: {sentence}")
     return deadline
@@ -73,18 +74,18 @@ def write_json(arguments: argparse.Namespace, rows: Sequence[Mapping[str, Any]])
 
 
 def overrides(arguments: argparse.Namespace) -> dict[str, str]:
-    """Parse ``--set key=value`` and ``--epochs``."""
-    found = _pairs(arguments.set, "--set", "--set lr=0.1")
-    return found if arguments.epochs is None else {**found, "epochs": str(arguments.epochs)}
+    """Return what ``--set`` and ``--epochs`` change."""
+    return arguments.set if arguments.epochs is None else {**arguments.set, "epochs": str(arguments.epochs)}
 
 
-def grid(pairs: Sequence[str] | None) -> dict[str, list[str]]:
-    """Parse ``--grid key=value,value,...``."""
-    example = "--grid lr=0.1,0.03"
-    found = {key: text.split(",") for key, text in _pairs(pairs, "--grid", example).items()}
+def grid(arguments: argparse.Namespace) -> dict[str, list[str]]:
+    """Return the values of each key in ``--grid``."""
+    found = {key: text.split(",") for key, text in arguments.grid.items()}
     for key, values in found.items():
         if not all(value.strip() for value in values):
-            raise UserError(f"--grid was given no value, or an empty one, for {key!r}: write for example {example}.")
+            raise UserError(
+                f"--grid was given no value, or an empty one, for {key!r}: write for example --grid lr=0.1,0.03."
+            )
     return found
 
 
@@ -113,14 +114,8 @@ def recipes(names: Iterable[str]) -> list[Recipe]:
         elif name in FAMILIES:
             found |= {member: RECIPES[member] for member in FAMILIES[name]}
         else:
-            raise UserError(
-                f"There is no recipe {name!r}{nearest(name, RECIPES)} (`apo list` shows all {len(RECIPES)} of them)."
-            )
+            # Underscores for hyphens and capitals are the most common mistakes, so they always match.
+            near = difflib.get_close_matches(name.lower().replace("_", "-"), RECIPES, n=3, cutoff=0.5)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise UserError(f"There is no recipe {name!r}{hint} (`apo list` shows all {len(RECIPES)} of them).")
     return list(found.values())
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a "did you mean" for a mistyped name, or nothing if no name is close."""
-    # Underscores for hyphens and capitals are the most common mistakes, so they always match.
-    matches = difflib.get_close_matches(name.lower().replace("_", "-"), list(known), n=3, cutoff=0.5)
-    return f"; did you mean {' or '.join(matches)}?" if matches else ""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from apo_experiments import no_tuning, publication, records
+from apo_experiments import no_tuning, records
 from apo_experiments.commands import options
 from apo_experiments.commands.tables import show
 from apo_experiments.errors import UserError
 from apo_experiments.progress import counted
-from apo_experiments.publication.tuning_log import finals
+from apo_experiments.publication import compact
+from apo_experiments.publication.page import publish_page
 from apo_experiments.recipes import FAMILIES
 
 
@@ -38,11 +39,11 @@ def execute(arguments: argparse.Namespace) -> int:
                 published = True
                 show(f"{recipe.name}: {counted(len(own), 'run')}, in {path}")
             continue
-        results = finals([record for record in own if arguments.all or record.config.epochs == epochs])
-        known = sum(publication.existing(record.config, to) is not None for record in results)
+        results = compact.finals([record for record in own if arguments.all or record.config.epochs == epochs])
+        known = sum(compact.existing(record.config, to) is not None for record in results)
         for record in results:
-            publication.write(record, to)
-        logged = publication.log_tuning(recipe, arguments.scale, own, to)
+            compact.write(record, to)
+        logged = compact.log_tuning(recipe, arguments.scale, own, to)
         if results or logged:
             published = True
             kept = f" ({known} there already, kept)" if known else ""
@@ -54,7 +55,7 @@ def execute(arguments: argparse.Namespace) -> int:
         written = f"only {to} was written" if published else "no page was written"
         show(f"There is no {page}, so {written}: --docs names the folder of a page to bring up to date.")
         return 0
-    written = publication.publish_page(to, arguments.docs)
+    written = publish_page(to, arguments.docs)
     if (arguments.docs / "no-tuning.md").exists():
         written += no_tuning.publish(to, arguments.docs)
     for path in written:

@@ -37,7 +37,7 @@ def execute(arguments: argparse.Namespace) -> int:
         arguments.seeds or 1,
         options.device(arguments.device),
         options.overrides(arguments),
-        options.grid(arguments.grid),
+        options.grid(arguments),
         deadline,
     )
     with Progress([recipe], every_seconds=5.0 if arguments.jobs == 1 else 30.0) as display:
@@ -70,7 +70,7 @@ def _advice(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> list[s
 def _command(arguments: argparse.Namespace, labels: list[str], settings: list[str]) -> str:
     """Return the command that runs methods as they were swept, where and with what the user has set."""
     words = ["apo", "run", arguments.recipe, "--scale", arguments.scale, "--method", *labels]
-    settings = settings + (arguments.set or [])
+    settings = settings + [f"{key}={text}" for key, text in arguments.set.items()]
     words += ["--set", *settings] if settings else []
     for option in ("epochs", "runs", "data_dir"):
         given = getattr(arguments, option)

@@ -41,7 +41,7 @@ def fetch(name: str, data_dir: str | Path | None = None, report: Callable[[str],
     """
     entry, root = dataset(name), locate.directory(data_dir)
     bad = {file.path for file in entry.files if locate.problem(file, root / file.path)}
-    wanted = [source for source in entry.sources if any(path in bad for _, path in source.files)]
+    wanted = [source for source in entry.sources if not bad.isdisjoint(source.paths)]
     if not wanted and not verify(name, root):
         report(f"{name}: already in {root}")
         return
@@ -153,11 +153,10 @@ def _unpacked(archive: Path, source: Source) -> dict[str, Path]:
     No path is taken from the archive, and only plain files, so it cannot write elsewhere.
     """
     if source.unpack == "none":
-        return {source.files[0][1]: archive}
-    wanted, found = dict(source.files), dict[str, Path]()
+        return {source.paths[0]: archive}
+    wanted, found = {PurePosixPath(path).name: path for path in source.paths}, dict[str, Path]()
     for name, stream in _content(archive, source):
-        if name in wanted:
-            path = wanted.pop(name)
+        if (path := wanted.pop(PurePosixPath(name).name, None)) is not None:
             found[path] = archive.with_name(f"unpacked-{len(found)}")
             with stream, open(found[path], "wb") as file:
                 shutil.copyfileobj(stream, file, 1 << 20)
@@ -167,13 +166,13 @@ def _unpacked(archive: Path, source: Source) -> dict[str, Path]:
 
 
 def _content(archive: Path, source: Source) -> Iterator[tuple[str, Any]]:
-    """Yield the name of each plain file in an archive, and its stream."""
+    """Yield the name of each plain file in an archive, in any folder, and its stream."""
     if source.unpack == "gzip":
         with gzip.open(archive) as stream:
-            yield source.files[0][0], stream  # the only one, whatever its name
+            yield source.paths[0], stream  # the only one, whatever its name
     elif source.unpack == "tar":
         with tarfile.open(archive) as tar:
-            yield from ((member.name.removeprefix("./"), tar.extractfile(member)) for member in tar if member.isreg())
+            yield from ((member.name, tar.extractfile(member)) for member in tar if member.isreg())
     else:
-        with zipfile.ZipFile(archive) as packed:  # the folder of a member does not matter
-            yield from ((PurePosixPath(name).name, packed.open(name)) for name in packed.namelist())
+        with zipfile.ZipFile(archive) as packed:
+            yield from ((name, packed.open(name)) for name in packed.namelist())

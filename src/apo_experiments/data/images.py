@@ -1,7 +1,16 @@
-"""Sets of images for classification: MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100, SVHN, and generated ones."""
+"""Sets of images for classification: MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100, SVHN, and generated ones.
+
+The readers of the official binary formats only read numbers and cannot execute anything. Each raises
+:class:`~apo_experiments.data.locate.Damaged` on a file that is truncated or invalid. Checksums come first: scipy's
+reader can crash on a damaged MATLAB file.
+"""
 
 from __future__ import annotations
 
+import gzip
+import io
+import struct
+import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from apo_experiments.data import formats
 from apo_experiments.data.locate import Damaged, opened
+from apo_experiments.errors import required
 
 
 @dataclass(frozen=True)
@@ -104,27 +113,62 @@ def _labelled(path: Path, images: np.ndarray, labels: np.ndarray, classes: int) 
     if len(images) != len(labels):
         raise Damaged(path, f"has {len(labels):,} labels for {len(images):,} images")
     if len(labels) == 0 or int(labels.max()) >= classes:
-        raise Damaged(path, "is corrupted (labels out of range)")
+        raise Damaged(path, f"is corrupted (a label is {labels.max(initial=0)}, there are {classes} classes)")
     return torch.from_numpy(np.array(images, np.uint8)), torch.from_numpy(labels.astype(np.int64))
 
 
 def _load_idx(folder: Path, part: str) -> tuple[Tensor, Tensor]:
     image_file, label_file = (folder / f"{part}-{what}-ubyte.gz" for what in ("images-idx3", "labels-idx1"))
-    images, labels = formats.read_idx(image_file), formats.read_idx(label_file)
-    if images.ndim != 3 or labels.ndim != 1:
-        wrong = image_file if images.ndim != 3 else label_file
-        raise Damaged(wrong, "has the wrong number of axes")
-    return _labelled(label_file, images[:, None], labels, 10)
+    return _labelled(label_file, _read_idx(image_file, axes=3)[:, None], _read_idx(label_file, axes=1), 10)
+
+
+def _read_idx(path: Path, axes: int) -> np.ndarray:
+    """Return the array of bytes in a gzip-compressed idx file.
+
+    The file begins with two zero bytes, the type (8 for bytes), the number of axes and the length of each axis as
+    a big-endian 32-bit number; the bytes follow in row-major order.
+    """
+    try:
+        with gzip.open(path) as stream:
+            content = stream.read()
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise Damaged(path, "is truncated or corrupted (it does not unpack)") from error
+    start = 4 + 4 * axes
+    if len(content) < start or content[:3] != b"\0\0\x08":
+        raise Damaged(path, "is not an idx file of bytes")
+    if content[3] != axes:
+        raise Damaged(path, "has the wrong number of axes")
+    shape = struct.unpack(f">{axes}I", content[4:start])
+    if len(content) - start != int(np.prod(shape, dtype=np.int64)):
+        raise Damaged(path, f"is truncated or corrupted ({len(content) - start:,} bytes for the shape {shape})")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
 def _load_cifar(path: Path, label_bytes: int, classes: int) -> tuple[Tensor, Tensor]:
-    return _labelled(path, *formats.read_cifar(path, label_bytes, classes), classes)
+    """Read a file of CIFAR's binary version.
+
+    A record is the label (CIFAR-100: the coarse label, then the fine one, which counts) and 3,072 pixels, one colour
+    plane after the other.
+    """
+    content = np.fromfile(path, np.uint8)
+    record = label_bytes + 3072
+    if content.size == 0 or content.size % record:
+        raise Damaged(path, f"is truncated ({content.size:,} bytes are not whole records of {record:,})")
+    records = content.reshape(-1, record)
+    return _labelled(path, records[:, label_bytes:].reshape(-1, 3, 32, 32), records[:, label_bytes - 1], classes)
 
 
 def _load_svhn(path: Path) -> tuple[Tensor, Tensor]:
-    arrays = formats.read_matlab(path)
-    pixels, labels = arrays.get("X"), arrays.get("y")
-    if pixels is None or labels is None or pixels.ndim != 4 or pixels.dtype != np.uint8:
+    """Read a MATLAB 5 file."""
+    loadmat = required("scipy.io").loadmat
+    stored = io.BytesIO(path.read_bytes())  # so that an OSError below is about the content, not about the disk
+    try:
+        content = loadmat(stored)
+    except Exception as error:  # a damaged file fails in scipy, zlib or numpy, each in its own way
+        reason = (str(error).splitlines() or [""])[0] or type(error).__name__
+        raise Damaged(path, f"is truncated or corrupted ({reason})") from error
+    pixels, labels = (content.get(name, np.empty(0)) for name in ("X", "y"))
+    if pixels.ndim != 4 or pixels.dtype != np.uint8 or labels.size == 0 or labels.dtype.kind not in "iuf":
         raise Damaged(path, "has no images X of bytes and labels y")
     # MATLAB counts from one: the digit 0 has the label 10.
     return _labelled(path, pixels.transpose(3, 2, 0, 1), labels.reshape(-1) % 10, 10)

@@ -32,10 +32,7 @@ def state(name: str, data_dir: str | Path | None = None, thorough: bool = False)
     present = sum(path.exists() for _, path in files)
     if present < len(files):
         return "incomplete" if present else "missing"
-    if thorough:
-        return "damaged" if any(problem(file, path) for file, path in files) else "here"
-    sizes = [(file.size, path.stat().st_size if path.is_file() else -1) for file, path in files]
-    return "damaged" if any(size < 1 or wanted not in (None, size) for wanted, size in sizes) else "here"
+    return "damaged" if any(problem(file, path, thorough) for file, path in files) else "here"
 
 
 def require(name: str, data_dir: str | Path | None = None) -> Path:
@@ -90,23 +87,23 @@ def digest(path: Path, checksum: Checksum) -> str:
     A file that has not changed since is not read twice by one process: a sweep loads its data once per trial.
     """
     stat = os.stat(path)
-    return _digest(str(path), checksum.algorithm, checksum.of_content, stat.st_size, stat.st_mtime_ns)
+    return _digest(path, checksum, stat.st_size, stat.st_mtime_ns)
 
 
 @lru_cache(maxsize=256)
-def _digest(path: str, algorithm: str, of_content: bool, size: int, modified: int) -> str:
+def _digest(path: Path, checksum: Checksum, size: int, modified: int) -> str:
     del size, modified  # part of the key only
     # MD5 protects against accidents here, not against attackers.
-    state = hashlib.new(algorithm, usedforsecurity=False)
-    opened = gzip.open(path, "rb") if of_content else open(path, "rb")  # noqa: SIM115 (closed by the next line)
+    state = hashlib.new(checksum.algorithm, usedforsecurity=False)
+    opened = gzip.open(path, "rb") if checksum.of_content else open(path, "rb")  # noqa: SIM115 (closed by the next line)
     with opened as stream:
         while chunk := stream.read(1 << 20):
             state.update(chunk)
     return state.hexdigest()
 
 
-def problem(file: DataFile, path: Path) -> str | None:
-    """Return what is wrong with a file on disk, beginning with its path, or None."""
+def problem(file: DataFile, path: Path, thorough: bool = True) -> str | None:
+    """Return what is wrong with a file on disk, beginning with its path, or None; its checksum only if ``thorough``."""
     if not path.is_file():
         return f"{path} is missing"
     try:
@@ -116,7 +113,7 @@ def problem(file: DataFile, path: Path) -> str | None:
             return f"{path} is {what} ({size:,} of {file.size:,} bytes)"
         if size == 0:
             return f"{path} is empty"
-        if file.checksum is not None and digest(path, file.checksum) != file.checksum.digest:
+        if thorough and file.checksum is not None and digest(path, file.checksum) != file.checksum.digest:
             return f"{path} is corrupted or another edition (its {file.checksum.algorithm} differs)"
     except (EOFError, gzip.BadGzipFile, zlib.error):
         return f"{path} is truncated or corrupted (it does not unpack)"

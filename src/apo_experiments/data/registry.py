@@ -37,13 +37,13 @@ class Source:
 
     Attributes:
         urls: Addresses of the same content, tried in this order.
-        files: Pairs of a member's name in the archive (or of the download itself) and the path that it gets.
+        paths: The paths that members of the archive, or the download itself, get; the last part is the member's name.
         unpack: ``"none"``, ``"gzip"``, ``"tar"`` or ``"zip"``.
         checksum: Of the download itself, or None.
     """
 
     urls: tuple[str, ...]
-    files: tuple[tuple[str, str], ...]
+    paths: tuple[str, ...]
     unpack: str = "none"
     checksum: Checksum | None = None
 
@@ -81,8 +81,7 @@ def _idx(
         "images",
         tuple(DataFile(f"{name}/{file}.gz", None, Checksum(digest, of_content=True)) for file, digest in digests),
         tuple(
-            Source(tuple(f"{mirror}/{file}.gz" for mirror in mirrors), ((f"{file}.gz", f"{name}/{file}.gz"),))
-            for file, _ in digests
+            Source(tuple(f"{mirror}/{file}.gz" for mirror in mirrors), (f"{name}/{file}.gz",)) for file, _ in digests
         ),
         licence,
         f"put the four *-ubyte.gz files into the folder {name}",
@@ -135,14 +134,13 @@ _CIFAR10_DIGESTS = (
 def _cifar(classes: int, files: tuple[DataFile, ...], digest: str) -> Dataset:
     """Describe the binary version of CIFAR, whose archive has an MD5 digest."""
     archive = f"cifar-{classes}-binary.tar.gz"
-    members = tuple((file.path, file.path) for file in files)
-    url = f"https://www.cs.toronto.edu/~kriz/{archive}"
+    url, paths = f"https://www.cs.toronto.edu/~kriz/{archive}", tuple(file.path for file in files)
     return Dataset(
         f"cifar{classes}",
         f"CIFAR-{classes}: 50,000 + 10,000 colour images of {classes} classes, 32 x 32",
         "images",
         files,
-        (Source((url,), members, "tar", Checksum(digest, "md5")),),
+        (Source((url,), paths, "tar", Checksum(digest, "md5")),),
         "none stated; cite Krizhevsky 2009",
         f"unpack the binary version, {archive}",
     )
@@ -170,7 +168,7 @@ SVHN = Dataset(
         DataFile("svhn/test_32x32.mat", 64_275_384, Checksum("eb5a983be6a315427106f1b164d9cef3", "md5")),
     ),
     tuple(
-        Source((f"http://ufldl.stanford.edu/housenumbers/{file}",), ((file, f"svhn/{file}"),))
+        Source((f"http://ufldl.stanford.edu/housenumbers/{file}",), (f"svhn/{file}",))
         for file in ("train_32x32.mat", "test_32x32.mat")
     ),
     "for non-commercial use",
@@ -180,15 +178,14 @@ SVHN = Dataset(
 
 def _uci(name: str, title: str, file: DataFile, page: str) -> Dataset:
     """Describe one table of the UCI collection."""
-    member = file.path.rpartition("/")[2]
     return Dataset(
         name,
         title,
         "tables",
         (file,),
-        (Source((f"https://archive.ics.uci.edu/static/public/{page}.zip",), ((member, file.path),), "zip"),),
+        (Source((f"https://archive.ics.uci.edu/static/public/{page}.zip",), (file.path,), "zip"),),
         "CC BY 4.0",
-        f"put {member} into the folder uci",
+        f"put {file.path.removeprefix('uci/')} into the folder uci",
     )
 
 
@@ -232,7 +229,7 @@ MULTI30K = Dataset(
     tuple(
         Source(
             (f"https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw/{file}.gz",),
-            ((file, f"de-en/multi30k/{file}"),),
+            (f"de-en/multi30k/{file}",),
             "gzip",
         )
         for file, _, _ in _MULTI30K
@@ -247,7 +244,7 @@ TATOEBA = Dataset(
     "text",
     # It grows every month, so there is no fixed checksum.
     (DataFile("de-en/deu.txt"),),
-    (Source(("https://www.manythings.org/anki/deu-eng.zip",), (("deu.txt", "de-en/deu.txt"),), "zip"),),
+    (Source(("https://www.manythings.org/anki/deu-eng.zip",), ("de-en/deu.txt",), "zip"),),
     "CC BY 2.0 (manythings.org, tatoeba.org)",
     "put deu.txt of manythings.org's deu-eng.zip into the folder de-en",
 )

@@ -1,4 +1,4 @@
-"""Tables for regression: three of the UCI collection, and generated ones."""
+"""Tables: three of the UCI collection and generated ones, for regression; and handwritten digits of 8 x 8 pixels."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from apo_experiments.data.locate import Damaged, opened
+from apo_experiments.data.locate import Damaged, directory, opened
 from apo_experiments.data.registry import dataset
+from apo_experiments.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,9 @@ class Table:
     inputs: Tensor
     targets: Tensor
 
+
+#: A copy of scikit-learn's own file of digits, for machines without scikit-learn, below the folder of the data.
+DIGITS = "digits/digits.csv.gz"
 
 #: Columns that are targets; and those that are no inputs either, since the patient must not be one.
 _TARGETS = {"protein": ["RMSD"], "slice": ["reference"], "parkinsons": ["motor_UPDRS", "total_UPDRS"]}
@@ -49,6 +53,37 @@ def generated(rows: int = 256, inputs: int = 8, targets: int = 1, seed: int = 0)
     x = draw.standard_normal((rows, inputs))
     y = np.tanh(x @ draw.standard_normal((inputs, 16))) @ draw.standard_normal((16, targets))
     return Table("generated", _normalized(x), _normalized(y + 0.05 * draw.standard_normal(y.shape)))
+
+
+def digits(data_dir: str | Path | None = None) -> tuple[Tensor, Tensor]:
+    """Return the pixels, from 0 to 1, ``[1797, 64]``, and labels ``[1797]`` of the digits that scikit-learn carries.
+
+    They are the test set of UCI's optical digits.
+
+    Args:
+        data_dir: Folder of the data, which is asked first; None as in :func:`apo_experiments.data.locate.directory`.
+
+    Raises:
+        UserError: There is neither the file nor scikit-learn.
+
+    Example:
+        >>> pixels, labels = digits()
+        >>> pixels.shape, labels[:4].tolist()
+        (torch.Size([1797, 64]), [0, 1, 2, 3])
+    """
+    path = directory(data_dir) / DIGITS
+    if path.is_file():
+        rows = np.loadtxt(path, delimiter=",", dtype=np.float32)
+    else:
+        try:
+            from sklearn.datasets import load_digits
+        except ImportError:
+            raise UserError(
+                f"The digits come with scikit-learn: pip install scikit-learn, or put its digits.csv.gz at {path}."
+            ) from None
+        found = load_digits()
+        rows = np.column_stack([found.data, found.target]).astype(np.float32)  # type: ignore[attr-defined]
+    return torch.from_numpy(rows[:, :-1] / 16), torch.from_numpy(rows[:, -1].astype(np.int64))
 
 
 def _read(path: Path) -> tuple[list[str], np.ndarray]:

@@ -1,4 +1,4 @@
-"""Vocabularies: subwords by sentencepiece, and whole words, which need no package."""
+"""Vocabularies: subwords by sentencepiece, and whole words and characters, which need no package."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Any, final
+
+import torch
+from torch import Tensor
 
 from apo_experiments.data.text import Pair
 from apo_experiments.errors import UserError, required
@@ -92,6 +95,17 @@ class WordVocabulary:
 def encoded(pairs: Iterable[Pair], vocabulary: Vocabulary | WordVocabulary) -> list[tuple[list[int], list[int]]]:
     """Return both sides of each pair as numbers."""
     return [(vocabulary.encode(source), vocabulary.encode(target)) for source, target in pairs]
+
+
+def as_numbers(text: str, alphabet: Sequence[str]) -> Tensor:
+    """Return the place of each character in an alphabet; what is not in it becomes its first character.
+
+    Example:
+        >>> as_numbers("abc?", " abc").tolist()
+        [1, 2, 3, 0]
+    """
+    places = {character: place for place, character in enumerate(alphabet)}
+    return torch.tensor([places.get(character, 0) for character in text])
 
 
 def _words(text: str) -> list[str]:

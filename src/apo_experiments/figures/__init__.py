@@ -29,7 +29,7 @@ from apo_experiments.files import write_atomically
 from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record
 
-__all__ = ["FIGURES", "draw", "png", "save", "svg"]
+__all__ = ["FIGURES", "draw", "png", "rendered", "save"]
 
 #: The function of each figure.
 FIGURES: dict[str, Callable[[Sequence[Record], Recipe], Figure]] = {
@@ -83,8 +83,3 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
 def png(figure: Figure) -> bytes:
     """Return a figure as PNG for the web: for long curves a fraction of the size of SVG."""
     return rendered(figure, "png", dpi=100)
-
-
-def svg(figure: Figure) -> bytes:
-    """Return a figure as SVG, the same bytes for the same figure."""
-    return rendered(figure, "svg")

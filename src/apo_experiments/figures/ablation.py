@@ -10,7 +10,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from apo_experiments.figures.curves import axis_name, draw_band, rate_name
+from apo_experiments.figures.curves import axis_name, draw_panel
 from apo_experiments.figures.style import COLOURS, grid, scale_axis
 from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record, by_label, grouped
@@ -62,12 +62,9 @@ def _draw_row(row: Sequence[Axes], records: Sequence[Record], recipe: Recipe, ke
     groups = by_label(records)
     order = sorted(groups, key=lambda label: _rank(_settings(groups[label][0]).get(key)))
     colours = _colours([_settings(groups[label][0]).get(key) for label in order])
+    styles = {label: {"color": colour, "linewidth": 1.6} for label, colour in zip(order, colours, strict=True)}
     for panel, column in zip(row, ("train_loss", "rate"), strict=False):
-        values: list[float] = []
-        for label, colour in zip(order, colours, strict=True):
-            values += draw_band(panel, groups[label], column, {"color": colour, "linewidth": 1.6}, label)
-        scale_axis(panel, values, ratio=3.0 if column == "rate" else 20.0)
-        panel.set(xlabel="epoch", ylabel=rate_name(records) if column == "rate" else axis_name(column))
+        draw_panel(panel, records, recipe, column, styles=styles)
     row[0].legend(fontsize="x-small", loc="best")
     _draw_final(row[2], order, colours, recipe, records, key)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -14,15 +14,18 @@ from apo_experiments.figures.style import grid, legend_below, line_styles, scale
 from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record, by_label, grouped
 
-__all__ = ["axis_name", "curves", "draw_band", "draw_panel", "rate_name"]
-
 #: With more entries than this on one axis, each base optimizer gets its own row.
 _MOST_LINES = 7
 
 
 def curves(records: Sequence[Record], recipe: Recipe) -> Figure:
     """Draw loss, metric and rate, seeds as bands."""
-    groups = _groups(recipe, by_label(records))
+    present = by_label(records)
+    groups = [list(present)]
+    if len(present) > _MOST_LINES:
+        methods = {entry.label: entry.method.removesuffix("-apo") for entry in recipe.entries if entry.label in present}
+        by_base = grouped(methods, methods.__getitem__)
+        groups = list(by_base.values()) if max(map(len, by_base.values())) > 1 else groups
     known = {column for record in records for row in record.rows for column in row if row[column] is not None}
     columns = [column for column in dict.fromkeys(["train_loss", recipe.metric, "rate"]) if column in known]
     figure, axes = grid(len(groups), max(len(columns), 1))
@@ -37,7 +40,14 @@ def curves(records: Sequence[Record], recipe: Recipe) -> Figure:
     return figure
 
 
-def draw_panel(axes: Axes, records: Sequence[Record], recipe: Recipe, column: str, x: str = "epoch") -> None:
+def draw_panel(
+    axes: Axes,
+    records: Sequence[Record],
+    recipe: Recipe,
+    column: str,
+    x: str = "epoch",
+    styles: Mapping[str, dict[str, Any]] | None = None,
+) -> None:
     """Draw one column of the rows for all entries.
 
     Args:
@@ -46,13 +56,16 @@ def draw_panel(axes: Axes, records: Sequence[Record], recipe: Recipe, column: st
         recipe: Their recipe.
         column: For example ``"train_loss"``.
         x: The column of the horizontal axis.
+        styles: How the line of each entry looks, in the order of drawing; as in other figures by default.
     """
     groups = by_label(records)
-    styles = line_styles(recipe, list(groups))
+    if styles is None:
+        usual = line_styles(recipe, list(groups))
+        styles = {label: usual[label] for label in groups}
     values: list[float] = []
     first: list[float] = []
-    for label, seeds in groups.items():
-        drawn = draw_band(axes, seeds, column, styles[label], label, x)
+    for label, style in styles.items():
+        drawn = draw_band(axes, groups[label], column, style, label, x)
         values += drawn
         first += drawn[:1]
     scale_axis(axes, values, ratio=3.0 if column == "rate" else 20.0)
@@ -112,12 +125,3 @@ def axis_name(column: str) -> str:
         ('test accuracy', 'training loss', 'learning rate')
     """
     return {"train_loss": "training loss", "rate": "learning rate"}.get(column, column.replace("_", " "))
-
-
-def _groups(recipe: Recipe, present: dict[str, list[Record]]) -> list[list[str]]:
-    """Return which labels share a row of axes."""
-    if len(present) <= _MOST_LINES:
-        return [list(present)]
-    methods = {entry.label: entry.method.removesuffix("-apo") for entry in recipe.entries}
-    groups = grouped([label for label in methods if label in present], methods.__getitem__)
-    return list(groups.values()) if max(map(len, groups.values())) > 1 else [list(present)]

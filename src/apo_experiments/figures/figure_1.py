@@ -26,7 +26,8 @@ def figure_1(records: Sequence[Record], recipe: Recipe) -> Figure:
     panels = grouped([first[entry.label] for entry in recipe.entries if entry.label in first], _terms)
     figure, (row,) = grid(1, len(panels))
     for axes, (title, members) in zip(row, panels.items(), strict=True):
-        _draw(axes, sorted(members, key=_strength, reverse=True))
+        members.sort(key=lambda record: sum(record.config.hyper.get(key) or 0.0 for key in _TERMS), reverse=True)
+        _draw(axes, members)
         axes.set_title(title)
     row[0].set_ylabel("prediction")
     return figure
@@ -36,10 +37,6 @@ def _terms(record: Record) -> str:
     return " + ".join(name for key, name in _TERMS.items() if record.config.hyper.get(key)) or "no proximal term"
 
 
-def _strength(record: Record) -> float:
-    return sum(float(record.config.hyper.get(key) or 0.0) for key in _TERMS)
-
-
 def _draw(axes: Axes, members: Sequence[Record]) -> None:
     shades = LinearSegmentedColormap.from_list("strength", [COLOURS[0], COLOURS[3], COLOURS[1]])
     axes.plot(*_points(members[0], "data_x", "data_y"), ".", color="0.6", markersize=4)
@@ -47,7 +44,7 @@ def _draw(axes: Axes, members: Sequence[Record]) -> None:
     for position, record in enumerate(members):
         colour = shades(position / max(len(members) - 1, 1))
         axes.plot(*_points(record, "x", "new"), color=colour, linewidth=1.6, label=record.config.label)
-    metrics = (members[0].summary or {}).get("metrics", {})
+    metrics = members[0].metrics
     if metrics.get("example_x") is not None:
         axes.plot(metrics["example_x"], metrics["example_y"], "*", color="black", markersize=10, label="new example")
     axes.set_xlabel("input")

@@ -17,7 +17,7 @@ from apo_experiments.records import Record, by_label
 def rosenbrock(records: Sequence[Record], recipe: Recipe) -> Figure:
     """Draw the loss, the rate and, where the rows have ``x`` and ``y``, the paths on the function's contours."""
     paths = {label: _path(seeds[0]) for label, seeds in by_label(records).items()}
-    has_paths = any(len(path) for path in paths.values())
+    has_paths = any(map(len, paths.values()))
     figure, ((*panels,),) = grid(1, 3 if has_paths else 2)
     loss = recipe.metric if any(recipe.metric in row for record in records for row in record.rows) else "train_loss"
     draw_panel(panels[0], records, recipe, loss, x="step")
@@ -38,12 +38,9 @@ def _path(record: Record) -> numpy.ndarray:
 
 
 def _draw_paths(axes: Axes, paths: dict[str, numpy.ndarray], recipe: Recipe) -> None:
-    everything = numpy.concatenate([*paths.values(), [[1.0, 1.0], [1.0, -1.5]]])
     # A run that leaves the valley must not shrink the valley to a dot.
-    (left, bottom), (right, top) = (
-        numpy.clip(everything, -3, 3).min(0) - 0.3,
-        numpy.clip(everything, -3, 3).max(0) + 0.3,
-    )
+    near = numpy.clip(numpy.concatenate([*paths.values(), [[1.0, 1.0], [1.0, -1.5]]]), -3, 3)
+    (left, bottom), (right, top) = near.min(0) - 0.3, near.max(0) + 0.3
     x, y = numpy.meshgrid(numpy.linspace(left, right, 200), numpy.linspace(bottom, top, 200))
     f = (1 - x) ** 2 + 100 * (y - x**2) ** 2
     axes.contour(x, y, numpy.log10(f + 1e-6), levels=10, colors="0.75", linewidths=0.7)

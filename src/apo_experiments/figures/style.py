@@ -40,7 +40,7 @@ def applied() -> Iterator[None]:
 
 
 def rendered(figure: Figure, file_format: str, dpi: int = 160) -> bytes:
-    """Return a figure as the content of a file, without the date.
+    """Return a figure as the content of a file, without the date: the same bytes for the same figure.
 
     Args:
         figure: The figure.

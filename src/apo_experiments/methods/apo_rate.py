@@ -14,7 +14,7 @@ from apo_experiments.errors import choose
 from apo_experiments.method import Method, Stepper
 from apo_experiments.methods.hyper import COMMON
 from apo_experiments.methods.muon_and_adamw import MuonAndAdamW
-from apo_experiments.methods.plain import BASES, PLAIN
+from apo_experiments.methods.plain import PLAIN, torch_optimizer
 from apo_experiments.methods.tuned import OBJECTIVE, TunedStepper, described, meta_optimizer
 from apo_experiments.problem import Budget, Problem
 
@@ -59,7 +59,8 @@ def rate_rule(optimizer: torch.optim.Optimizer, hyper: Mapping[str, Any]) -> apo
 
 def _method(base: str) -> Method:
     def build(problem: Problem, hyper: Mapping[str, Any], budget: Budget) -> Stepper:
-        return TunedStepper(problem, rate_rule(BASES[base](problem.parameters, hyper), hyper), hyper, budget)
+        optimizer = torch_optimizer(base, problem.parameters, hyper)
+        return TunedStepper(problem, rate_rule(optimizer, hyper), hyper, budget)
 
     summary = f"{base} whose learning rate APO learns"
     return Method(f"{base}-apo", summary, build, {**PLAIN[base].defaults, **OBJECTIVE, **_RULE})

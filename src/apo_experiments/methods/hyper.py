@@ -35,17 +35,16 @@ def filled(defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[st
     Strings are read as the default's type: ``"0.1"``, ``"true"``, ``"none"``, ``"0.9,0.98"``. Where the default is
     None, a string is read as what it looks like.
     """
-    own = {name: _coerce(name, value, defaults[name]) for name, value in overrides.items() if name in defaults}
-    return {**defaults, **own}
-
-
-def _coerce(name: str, value: Any, default: Any) -> Any:
-    try:
-        return _convert(_read(value, default) if isinstance(value, str) else value, default)
-    except (KeyError, TypeError, ValueError):
-        kinds = {bool: "true or false,", int: "a whole number", float: "a number", tuple: "numbers", str: "a word"}
-        kind = "a value" if default is None else f"{kinds[type(default)]} such as {default!r}"
-        raise UserError(f"{name} was {value!r}: it must be {kind}.") from None
+    found = dict(defaults)
+    for name in filter(defaults.__contains__, overrides):
+        value, default = overrides[name], defaults[name]
+        try:
+            found[name] = _convert(_read(value, default) if isinstance(value, str) else value, default)
+        except (KeyError, TypeError, ValueError):
+            kinds = {bool: "true or false,", int: "a whole number", float: "a number", tuple: "numbers", str: "a word"}
+            kind = "a value" if default is None else f"{kinds[type(default)]} such as {default!r}"
+            raise UserError(f"{name} was {value!r}: it must be {kind}.") from None
+    return found
 
 
 def _read(text: str, default: Any) -> Any:

@@ -16,23 +16,12 @@ import apo
 from apo.rules import tail
 from apo_experiments.errors import UserError
 
-__all__ = ["MuonAndAdamW", "matrices"]
-
-
-def matrices(model: nn.Module) -> list[nn.Parameter]:
-    """Return the weights that Muon is for: matrices that are no tables of embeddings.
-
-    Example:
-        >>> [tuple(p.shape) for p in matrices(nn.Sequential(nn.Embedding(7, 2), nn.Linear(2, 3)))]
-        [(3, 2)]
-    """
-    lookups = {p for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
-    return [p for p in model.parameters() if p.requires_grad and p.ndim == 2 and p not in lookups]
-
 
 @final
 class MuonAndAdamW(Optimizer):
     """Two optimizers of torch that share one dictionary of states, which is this optimizer's.
+
+    Muon is for matrices that are no tables of embeddings.
 
     Args:
         model: The network.
@@ -67,9 +56,10 @@ class MuonAndAdamW(Optimizer):
     ) -> None:
         if not hasattr(torch.optim, "Muon"):
             raise UserError(f"Muon needs torch 2.9 or newer, this is {torch.__version__}: install a newer torch.")
-        hidden = matrices(model)
-        known = set(hidden)
-        rest = [p for p in model.parameters() if p.requires_grad and p not in known]
+        lookups = {p for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
+        trained = [p for p in model.parameters() if p.requires_grad]
+        hidden = [p for p in trained if p.ndim == 2 and p not in lookups]
+        rest = [p for p in trained if p.ndim != 2 or p in lookups]
         options = {"momentum": momentum, "weight_decay": weight_decay, "adjust_lr_fn": "match_rms_adamw"}
         parts: dict[str, Optimizer] = {}
         if hidden:

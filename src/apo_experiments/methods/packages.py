@@ -8,17 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, final
 
-from torch.optim import Optimizer
-
 from apo_experiments.errors import choose, required
 from apo_experiments.method import Method, Stepper
 from apo_experiments.methods.hyper import COMMON
-from apo_experiments.methods.plain import Driver, PlainStepper
+from apo_experiments.methods.plain import PlainStepper
 from apo_experiments.methods.saved_state import load_plain_state, plain_state
 from apo_experiments.methods.schedules import WARM_UP
 from apo_experiments.problem import Budget, Problem
-
-__all__ = ["PACKAGES"]
 
 _NEEDS = ("pytorch_optimizer", "pytorch-optimizer")
 
@@ -28,48 +24,41 @@ _GRAFTS = ("none", "sgd", "adagrad", "rmsprop")
 _BALANCE_EVERY = 100
 
 
-class _PackageDriver(Driver):
-    """An optimizer of the package, saved as plain data: torch's own loader cannot read back all of them."""
+class _PackageStepper(PlainStepper):
+    """Saves an optimizer of the package as plain data: torch's own loader cannot read back all of them."""
 
-    def __init__(self, optimizer: Optimizer, budget: Budget) -> None:
-        super().__init__(optimizer)
-        self.budget = budget
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return groups and states."""
+    def optimizer_state(self) -> dict[str, Any]:
         return plain_state(self.optimizer)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load them."""
+    def load_optimizer_state(self, state: Mapping[str, Any]) -> None:
         load_plain_state(self.optimizer, state)
 
 
 @final
-class _KronDriver(_PackageDriver):
+class _KronStepper(_PackageStepper):
     """Balances at fixed steps instead of random ones, so that a resumed run is the same run."""
 
-    def before_pass(self, step: int) -> None:
-        self.optimizer.balance_prob = float((step + 1) % _BALANCE_EVERY == 0)  # type: ignore[attr-defined]
+    def before_pass(self) -> None:
+        self.optimizer.balance_prob = float((self.steps + 1) % _BALANCE_EVERY == 0)  # type: ignore[attr-defined]
 
 
 @final
-class _FreeDriver(_PackageDriver):
+class _FreeStepper(_PackageStepper):
     """Uses the averaged weights at the end of an epoch, where a network is evaluated."""
 
-    def before_pass(self, step: int) -> None:
+    def before_pass(self) -> None:
         self.optimizer.train()  # type: ignore[attr-defined]
 
-    def after_step(self, step: int) -> None:
-        if (step + 1) % self.budget.steps_per_epoch == 0:
+    def after_step(self) -> None:
+        if self.steps % self.budget.steps_per_epoch == 0:
             self.optimizer.eval()  # type: ignore[attr-defined]
 
 
 @final
-class _EstimatingDriver(_PackageDriver):
+class _EstimatingStepper(_PackageStepper):
     """Reports the rate of Prodigy and D-Adaptation: their estimate d times ``lr``."""
 
     def rate(self) -> float:
-        """Return the product."""
         return super().rate() * float(self.optimizer.param_groups[0]["d"])
 
 
@@ -78,7 +67,7 @@ def _method(
     summary: str,
     optimizer: str,
     own: dict[str, Any],
-    driver: type[_PackageDriver] = _PackageDriver,
+    stepper: type[_PackageStepper] = _PackageStepper,
     names: Mapping[str, str] | None = None,
     **fixed: Any,
 ) -> Method:
@@ -89,7 +78,7 @@ def _method(
         summary: What it is.
         optimizer: The class in the package.
         own: Hyperparameters beside the common ones, all of which the class takes.
-        driver: How it is used and saved.
+        stepper: How it is used and saved.
         names: What the class calls hyperparameters, if not as we do.
         fixed: Further arguments of the class.
     """
@@ -103,7 +92,7 @@ def _method(
             graft = choose("graft", hyper["graft"], _GRAFTS)
             given["graft_type"] = package.optimizer.shampoo.LayerWiseGrafting[graft.upper()]
         built = getattr(package, optimizer)(problem.parameters, **given, **fixed)
-        return PlainStepper(problem, driver(built, budget), hyper, budget)
+        return stepper(problem, built, hyper, budget)
 
     return Method(name, summary, build, COMMON | own, _NEEDS)
 
@@ -139,16 +128,18 @@ _METHODS = (
         shape_interpretation=False,
     ),
     _method("soap", "SOAP: Adam in Shampoo's eigenbasis", "SOAP", _SOAP, names=_SOAP_NAMES),
-    _method("psgd-kron", "PSGD with Kronecker factors", "Kron", _KRON, _KronDriver, _KRON_NAMES),
-    _method("schedule-free-sgd", "Schedule-Free SGD", "ScheduleFreeSGD", _FREE_SGD | _NO_RISE, _FreeDriver),
-    _method("schedule-free-adamw", "Schedule-Free AdamW", "ScheduleFreeAdamW", _FREE_ADAMW | _NO_RISE, _FreeDriver),
-    _method("schedule-free-sgd-warm", "Schedule-Free SGD with a warm-up", "ScheduleFreeSGD", _FREE_SGD, _FreeDriver),
+    _method("psgd-kron", "PSGD with Kronecker factors", "Kron", _KRON, _KronStepper, _KRON_NAMES),
+    _method("schedule-free-sgd", "Schedule-Free SGD", "ScheduleFreeSGD", _FREE_SGD | _NO_RISE, _FreeStepper),
+    _method("schedule-free-adamw", "Schedule-Free AdamW", "ScheduleFreeAdamW", _FREE_ADAMW | _NO_RISE, _FreeStepper),
+    _method("schedule-free-sgd-warm", "Schedule-Free SGD with a warm-up", "ScheduleFreeSGD", _FREE_SGD, _FreeStepper),
     _method(
-        "schedule-free-adamw-warm", "Schedule-Free AdamW with a warm-up", "ScheduleFreeAdamW", _FREE_ADAMW, _FreeDriver
+        "schedule-free-adamw-warm", "Schedule-Free AdamW with a warm-up", "ScheduleFreeAdamW", _FREE_ADAMW, _FreeStepper
     ),
-    _method("prodigy", "Prodigy: Adam that estimates its own rate", "Prodigy", _PRODIGY, _EstimatingDriver, **_GUARDED),
     _method(
-        "d-adaptation", "Adam whose rate D-Adaptation estimates", "DAdaptAdam", _ESTIMATE, _EstimatingDriver, **_OWN
+        "prodigy", "Prodigy: Adam that estimates its own rate", "Prodigy", _PRODIGY, _EstimatingStepper, **_GUARDED
+    ),
+    _method(
+        "d-adaptation", "Adam whose rate D-Adaptation estimates", "DAdaptAdam", _ESTIMATE, _EstimatingStepper, **_OWN
     ),
     _method("adamg", "AdamG: Adam scaled by the size of gradients", "AdamG", {"lr": 1.0}),
 )

@@ -38,24 +38,18 @@ def load_plain_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     for group, saved in zip(optimizer.param_groups, state["groups"], strict=True):
         group.update(copied_to(saved, group["params"][0].device))
     if any(_is_object(value) for saved in states for value in (saved or {}).values()):
-        _make_objects(optimizer, [saved is not None for saved in states])
+        # The optimizer creates the states of the parameters that had one, from gradients of their shapes.
+        for p, saved in zip(parameters, states, strict=True):
+            p.grad = None if saved is None else torch.zeros_like(p)
+        for group in optimizer.param_groups:
+            optimizer.init_group(group)  # type: ignore[attr-defined]
+        optimizer.zero_grad()
     for p, saved in zip(parameters, states, strict=True):
         for key, value in (saved or {}).items():
             if _is_object(value):
                 vars(optimizer.state[p][key]).update(copied_to(value[_OBJECT], p.device))
             else:
                 optimizer.state[p][key] = copied_to(value, p.device)
-
-
-def _make_objects(optimizer: Optimizer, started: list[bool]) -> None:
-    """Make the optimizer create the states of the parameters that had one, from gradients of their shapes."""
-    parameters = _parameters(optimizer)
-    for p, has_state in zip(parameters, started, strict=True):
-        p.grad = torch.zeros_like(p) if has_state else None
-    for group in optimizer.param_groups:
-        optimizer.init_group(group)  # type: ignore[attr-defined]
-    for p in parameters:
-        p.grad = None
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

@@ -23,8 +23,6 @@ from torch.optim.lr_scheduler import LambdaLR
 from apo_experiments.errors import UserError, choose
 from apo_experiments.problem import Budget
 
-__all__ = ["SCHEDULES", "WARM_UP", "build_scheduler", "schedule_factor"]
-
 #: Names of the schedules.
 SCHEDULES = ("fixed", "step", "inverse-sqrt", "cosine", "warm-cosine")
 

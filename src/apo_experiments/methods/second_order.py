@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
@@ -13,10 +14,10 @@ from apo.discrepancy import for_loss
 from apo.discrepancy.base import select_output
 from apo_experiments.baselines import EKFAC, KFAC, CurvatureOptimizer
 from apo_experiments.errors import UserError
-from apo_experiments.method import Method, Stepper
+from apo_experiments.method import Method
 from apo_experiments.methods.hyper import COMMON
-from apo_experiments.methods.passes import TrainingPass, forward, forward_context
-from apo_experiments.methods.plain import Driver, PlainStepper
+from apo_experiments.methods.passes import forward, forward_context
+from apo_experiments.methods.plain import PlainStepper
 from apo_experiments.problem import Budget, Problem
 
 #: Hyperparameters beside the common ones.
@@ -77,44 +78,42 @@ class Likelihood:
 
 
 @final
-class _CurvatureDriver(Driver):
+class _CurvatureStepper(PlainStepper):
     """Observes the curvature when it is time; steps without statistics run as fast as plain ones."""
 
-    def __init__(self, optimizer: CurvatureOptimizer, problem: Problem, precision: str) -> None:
-        super().__init__(optimizer)
-        self._curvature, self._problem, self._precision = optimizer, problem, precision
+    optimizer: CurvatureOptimizer
+
+    def __init__(
+        self, kind: type[CurvatureOptimizer], problem: Problem, hyper: Mapping[str, Any], budget: Budget
+    ) -> None:
+        options = {key: hyper[key] for key in (*_DEFAULTS, "weight_decay")}
+        super().__init__(problem, kind(problem.model, **options), hyper, budget)
         try:
             found = problem.discrepancy
             self._likelihood = Likelihood.of(found if isinstance(found, apo.Discrepancy) else for_loss(problem.loss))
         except ValueError as error:
             raise UserError(f"KFAC does not know which likelihood the task's loss is: {error}") from None
 
-    def run(self, usual: TrainingPass, inputs: Any, target: Any) -> Tensor:
+    def compute(self, inputs: Any, target: Any) -> Tensor:
         """Forward, look at the curvature if it is time, backward."""
-        if not self._curvature.wants_statistics:
-            return usual(inputs, target)
-        model, likelihood = self._problem.model, self._likelihood
-        self._curvature.zero_grad()
-        with forward_context(model, self._precision):
+        if not self.optimizer.wants_statistics:
+            return super().compute(inputs, target)
+        model, likelihood = self.problem.model, self._likelihood
+        self.optimizer.zero_grad()
+        with forward_context(model, self.hyper["precision"]):
             output = forward(model, inputs)
-            loss = self._problem.loss(output, target)
+            loss = self.problem.loss(output, target)
         tensor = likelihood.output(output)
-        self._curvature.observe(tensor, likelihood.kind, scale=likelihood.scale(tensor))
+        self.optimizer.observe(tensor, likelihood.kind, scale=likelihood.scale(tensor))
         loss.backward()
         return loss.detach()
 
 
-def _method(name: str, optimizer_class: type[KFAC] | type[EKFAC], summary: str) -> Method:
-    def build(problem: Problem, hyper: Mapping[str, Any], budget: Budget) -> Stepper:
-        options = {key: hyper[key] for key in _DEFAULTS} | {"weight_decay": hyper["weight_decay"]}
-        driver = _CurvatureDriver(optimizer_class(problem.model, **options), problem, hyper["precision"])
-        return PlainStepper(problem, driver, hyper, budget)
-
-    return Method(name, summary, build, COMMON | _DEFAULTS)
-
-
 #: Methods with Kronecker-factored curvature.
 SECOND_ORDER: dict[str, Method] = {
-    "kfac": _method("kfac", KFAC, "Kronecker-factored natural gradient"),
-    "ekfac": _method("ekfac", EKFAC, "KFAC's eigenbasis with second moments of the gradient"),
+    name: Method(name, summary, functools.partial(_CurvatureStepper, kind), COMMON | _DEFAULTS)
+    for name, kind, summary in (
+        ("kfac", KFAC, "Kronecker-factored natural gradient"),
+        ("ekfac", EKFAC, "KFAC's eigenbasis with second moments of the gradient"),
+    )
 }

@@ -69,10 +69,8 @@ class TunedStepper(Stepper):
             total_steps=_total_steps(hyper, budget),
             history_limit=_HISTORY,
         )
-        self._model = problem.model
+        self._model, self._hyper = problem.model, hyper
         self._pass = training_pass(problem, hyper)
-        self._precision = hyper["precision"]
-        self._clip = hyper["clip_grad_norm"]
         warmup = getattr(self.tuner.optimizer, "warmup", None)
         optimizers = [self.tuner.optimizer] if warmup is None else [self.tuner.optimizer, warmup]
         schedulers = (build_scheduler(optimizer, hyper, budget) for optimizer in optimizers)
@@ -86,14 +84,14 @@ class TunedStepper(Stepper):
         """Take one step: with the tuner's pass if a meta-step will evaluate it again, else with the fastest pass."""
         if self.tuner.is_meta_step() or isinstance(self._pass, EagerPass):
             self.tuner.optimizer.zero_grad()
-            with forward_context(self._model, self._precision):
+            with forward_context(self._model, self._hyper["precision"]):
                 loss = self.tuner.backward(inputs, target)
         else:
             loss = self._pass(inputs, target)
-            with forward_context(self._model, self._precision):
+            with forward_context(self._model, self._hyper["precision"]):
                 self.tuner.record(inputs, target)
-        if self._clip is not None:
-            nn.utils.clip_grad_norm_(self._model.parameters(), self._clip)
+        if self._hyper["clip_grad_norm"] is not None:
+            nn.utils.clip_grad_norm_(self._model.parameters(), self._hyper["clip_grad_norm"])
         self.tuner.step()
         for scheduler in self._schedulers:
             scheduler.step()

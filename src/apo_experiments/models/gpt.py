@@ -8,8 +8,6 @@ from torch import Tensor, nn
 
 from apo_experiments.models.transformer import Attention
 
-__all__ = ["GPT"]
-
 
 @final
 class GPT(nn.Module):

@@ -11,7 +11,8 @@ ResNet-32   5-5-5                  16 to 64       every other pixel, zero channe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import final
 
 import torch
@@ -31,24 +32,25 @@ class ResNet(nn.Module):
         shortcut: ``"convolution"`` or ``"pad"``, see the module's table.
         classes: Number of outputs.
         channels: Channels of the images.
+        width: A factor on all widths.
     """
 
     def __init__(
-        self, blocks: Sequence[int], widths: Sequence[int], shortcut: str, classes: int = 10, channels: int = 3
+        self,
+        blocks: Sequence[int],
+        widths: Sequence[int],
+        shortcut: str,
+        classes: int = 10,
+        channels: int = 3,
+        width: float = 1.0,
     ) -> None:
         super().__init__()
-        inputs = widths[0]
+        widths = scaled(widths, width)
         self.stem = nn.Sequential(
-            nn.Conv2d(channels, inputs, 3, padding=1, bias=False), nn.BatchNorm2d(inputs), nn.ReLU()
+            nn.Conv2d(channels, widths[0], 3, padding=1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()
         )
-        stages: list[nn.Module] = []
-        for stage, (count, outputs) in enumerate(zip(blocks, widths, strict=True)):
-            for index in range(count):
-                stride = 2 if stage > 0 and index == 0 else 1
-                stages.append(_BasicBlock(inputs, outputs, stride, shortcut))
-                inputs = outputs
-        self.stages = nn.Sequential(*stages)
-        self.classifier = nn.Linear(inputs, classes)
+        self.stages = _stages(functools.partial(_BasicBlock, shortcut), widths[0], widths, blocks)
+        self.classifier = nn.Linear(widths[-1], classes)
         initialise_he_(self)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -56,10 +58,22 @@ class ResNet(nn.Module):
         return self.classifier(self.stages(self.stem(images)).mean((2, 3)))
 
 
+def _stages(
+    block: Callable[[int, int, int], nn.Module], inputs: int, widths: Sequence[int], counts: Sequence[int]
+) -> nn.Sequential:
+    """Return blocks in stages, all of which but the first begin with a stride of 2."""
+    found: list[nn.Module] = []
+    for stage, (count, outputs) in enumerate(zip(counts, widths, strict=True)):
+        for index in range(count):
+            found.append(block(inputs, outputs, 2 if stage > 0 and index == 0 else 1))
+            inputs = outputs
+    return nn.Sequential(*found)
+
+
 class _BasicBlock(nn.Module):
     """Two 3 x 3 convolutions with BatchNorm around a shortcut."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, shortcut: str) -> None:
+    def __init__(self, shortcut: str, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.residual = nn.Sequential(
             nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False),
@@ -92,19 +106,11 @@ class _PaddedShortcut(nn.Module):
         return functional.pad(inputs[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.front, self.behind))
 
 
-def resnet18(classes: int = 10, channels: int = 3, width: float = 1.0) -> ResNet:
-    """Build ResNet-18 in its form for small images."""
-    return ResNet([2, 2, 2, 2], scaled([64, 128, 256, 512], width), "convolution", classes, channels)
-
-
-def resnet34(classes: int = 10, channels: int = 3, width: float = 1.0) -> ResNet:
-    """Build ResNet-34 in its form for small images."""
-    return ResNet([3, 4, 6, 3], scaled([64, 128, 256, 512], width), "convolution", classes, channels)
-
-
-def resnet32(classes: int = 10, channels: int = 3, width: float = 1.0) -> ResNet:
-    """Build the thin ResNet-32 of He et al. with parameter-free shortcuts."""
-    return ResNet([5, 5, 5], scaled([16, 32, 64], width), "pad", classes, channels)
+#: ResNet-18 and ResNet-34 in their form for small images.
+resnet18 = functools.partial(ResNet, (2, 2, 2, 2), (64, 128, 256, 512), "convolution")
+resnet34 = functools.partial(ResNet, (3, 4, 6, 3), (64, 128, 256, 512), "convolution")
+#: The thin ResNet-32 of He et al. with parameter-free shortcuts.
+resnet32 = functools.partial(ResNet, (5, 5, 5), (16, 32, 64), "pad")
 
 
 @final
@@ -120,14 +126,9 @@ class WideResNet(nn.Module):
             raise ValueError(f"depth must be 6 n + 4 for a whole n of at least 1 (10, 16, 22, 28, ...), got {depth}")
         inputs, *stages = scaled([16, 16 * widen, 32 * widen, 64 * widen], width)
         self.stem = nn.Conv2d(channels, inputs, 3, padding=1, bias=False)
-        blocks: list[nn.Module] = []
-        for stage, outputs in enumerate(stages):
-            for index in range((depth - 4) // 6):
-                blocks.append(_WideBlock(inputs, outputs, 2 if stage > 0 and index == 0 else 1))
-                inputs = outputs
-        self.blocks = nn.Sequential(*blocks)
-        self.norm = nn.BatchNorm2d(inputs)
-        self.classifier = nn.Linear(inputs, classes)
+        self.blocks = _stages(_WideBlock, inputs, stages, [(depth - 4) // 6] * 3)
+        self.norm = nn.BatchNorm2d(stages[-1])
+        self.classifier = nn.Linear(stages[-1], classes)
         initialise_he_(self)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The encoder-decoder Transformer of the translation experiment (Vaswani et al., 2017).
+"""The encoder-decoder Transformer of the translation experiment (Vaswani et al., 2017), and its translations.
 
 Every projection is a separate ``nn.Linear``, so that methods with one block of curvature per layer see each of them.
 Sentences are padded at the end. The decoder's self-attention is causal, so a real word never attends to padding and
@@ -8,6 +8,7 @@ only the source needs a mask.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import final
 
 import torch
@@ -130,12 +131,10 @@ class _Sublayer(nn.Module):
         super().__init__()
         self.norm, self.dropout, self.norm_first = nn.LayerNorm(dimension), nn.Dropout(dropout), norm_first
 
-    def before(self, hidden: Tensor) -> Tensor:
-        return self.norm(hidden) if self.norm_first else hidden
-
-    def after(self, hidden: Tensor, change: Tensor) -> Tensor:
-        total = hidden + self.dropout(change)
-        return total if self.norm_first else self.norm(total)
+    def forward(self, hidden: Tensor, layer: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.norm_first:
+            return hidden + self.dropout(layer(self.norm(hidden)))
+        return self.norm(hidden + self.dropout(layer(hidden)))
 
 
 def _feed_forward(dimension: int, units: int) -> nn.Sequential:
@@ -151,9 +150,8 @@ class _EncoderLayer(nn.Module):
         self.around_attention, self.around_feed_forward = (_Sublayer(dimension, dropout, norm_first) for _ in range(2))
 
     def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        seen = self.around_attention.before(hidden)
-        hidden = self.around_attention.after(hidden, self.attention(seen, seen, mask))
-        return self.around_feed_forward.after(hidden, self.feed_forward(self.around_feed_forward.before(hidden)))
+        hidden = self.around_attention(hidden, lambda seen: self.attention(seen, seen, mask))
+        return self.around_feed_forward(hidden, self.feed_forward)
 
 
 class _DecoderLayer(nn.Module):
@@ -168,11 +166,9 @@ class _DecoderLayer(nn.Module):
         )
 
     def forward(self, hidden: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
-        seen = self.around_attention.before(hidden)
-        hidden = self.around_attention.after(hidden, self.attention(seen, seen, causal=True))
-        seen = self.around_source.before(hidden)
-        hidden = self.around_source.after(hidden, self.source_attention(seen, memory, mask))
-        return self.around_feed_forward.after(hidden, self.feed_forward(self.around_feed_forward.before(hidden)))
+        hidden = self.around_attention(hidden, lambda seen: self.attention(seen, seen, causal=True))
+        hidden = self.around_source(hidden, lambda seen: self.source_attention(seen, memory, mask))
+        return self.around_feed_forward(hidden, self.feed_forward)
 
 
 def _sinusoids(length: int, dimension: int) -> Tensor:
@@ -180,3 +176,61 @@ def _sinusoids(length: int, dimension: int) -> Tensor:
     frequencies = torch.exp(torch.arange(0, dimension, 2) * (-math.log(10000.0) / dimension))
     angles = torch.arange(length).unsqueeze(1) * frequencies
     return torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
+@torch.no_grad()
+def beam_search(
+    model: Transformer,
+    source: Tensor,
+    begin: int,
+    end: int,
+    max_length: int = 128,
+    width: int = 4,
+    length_penalty: float = 1.0,
+) -> Tensor:
+    """Translate by following the ``width`` most likely beginnings at once; 1 is greedy search.
+
+    Finished hypotheses are ranked by log-likelihood divided by ``length ** length_penalty``, end mark included.
+
+    Args:
+        model: In evaluation mode, or dropout is applied.
+        source: Words ``[batch, source length]``.
+        begin: Index of the begin mark.
+        end: Index of the end mark.
+        max_length: The most words of a translation.
+        width: Number of hypotheses kept for each sentence.
+        length_penalty: Exponent of the length.
+
+    Returns:
+        Words ``[batch, length]`` without the begin mark; the end mark and everything after it are padding.
+    """
+    if width < 1:
+        raise ValueError(f"width must be at least 1, got {width}: 1 is greedy search")
+    batch, device = source.shape[0], source.device
+    source = source.repeat_interleave(width, 0)
+    memory = model.encode(source)
+    words = torch.full((batch * width, 1), begin, dtype=torch.long, device=device)
+    # All hypotheses of a sentence are equal at first, so only one of them counts.
+    scores = torch.full((batch, width), -torch.inf, device=device)
+    scores[:, 0] = 0.0
+    lengths = torch.zeros(batch, width, device=device)
+    finished = torch.zeros(batch, width, dtype=torch.bool, device=device)
+    for _ in range(max_length):
+        logits = model.decode(words, memory, source)[:, -1].float().unflatten(0, (batch, width)).clone()
+        logits[..., model.padding] = -torch.inf
+        # A finished hypothesis continues with padding, at no cost.
+        idle = torch.full_like(logits, -torch.inf)
+        idle[..., model.padding] = 0.0
+        gains = torch.where(finished.unsqueeze(-1), idle, logits.log_softmax(-1))
+        scores, best = (scores.unsqueeze(-1) + gains).flatten(1).topk(width)
+        parents, chosen = best // gains.shape[-1], best % gains.shape[-1]
+        rows = (parents + torch.arange(batch, device=device).unsqueeze(1) * width).flatten()
+        words = torch.cat([words[rows], chosen.flatten().unsqueeze(1)], dim=1)
+        finished, lengths = finished.gather(1, parents), lengths.gather(1, parents)
+        lengths = lengths + (~finished).float()
+        finished = finished | (chosen == end)
+        if bool(finished.all()):
+            break
+    winners = (scores / lengths**length_penalty).argmax(1)
+    translations = words.unflatten(0, (batch, width))[torch.arange(batch, device=device), winners, 1:]
+    return translations.masked_fill(translations == end, model.padding)

@@ -8,10 +8,8 @@ from typing import Any
 
 from apo_experiments.publication import compact
 from apo_experiments.recipes.no_tuning import FAMILY
-from apo_experiments.records import Record
+from apo_experiments.records import Record, grouped
 from apo_experiments.runs import RunConfig
-
-__all__ = ["archive", "path_of", "read"]
 
 #: Columns of the curves that are kept; what APO reports beside them is not, to keep files small.
 _KEPT = ("step", "epoch", "train_loss", "rate", "seconds", "guess")
@@ -39,19 +37,15 @@ def archive(records: Iterable[Record], folder: Path) -> list[Path]:
     Returns:
         The files that were written.
     """
-    files: dict[Path, dict[str, dict[str, Any]]] = {}
-    for record in records:
-        if record.finished:
-            path = path_of(record.config.recipe, record.config.scale, folder)
-            if path not in files:
-                files[path] = {
-                    RunConfig.from_record(line["config"]).identity(): line for line in compact.read_lines(path)
-                }
-            files[path][record.config.identity()] = _content(record)
-    for path, runs in files.items():
-        compact.write_lines(
-            path, sorted(runs.values(), key=lambda run: (run["config"]["label"], run["config"]["seed"]))
-        )
+    files = grouped(
+        [record for record in records if record.finished],
+        lambda record: path_of(record.config.recipe, record.config.scale, folder),
+    )
+    for path, own in files.items():
+        runs = {RunConfig.from_record(line["config"]).identity(): line for line in compact.read_lines(path)}
+        runs |= {record.config.identity(): _content(record) for record in own}
+        order = sorted(runs.values(), key=lambda run: (run["config"]["label"], run["config"]["seed"]))
+        compact.write_lines(path, order)
     return list(files)
 
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import isnan
+from dataclasses import replace
+from math import ceil, isnan
 from pathlib import Path
 from typing import Any
 
+import pandas
+from matplotlib.figure import Figure
+
 from apo_experiments.figures import png
+from apo_experiments.figures.curves import draw_band
+from apo_experiments.figures.style import COLOURS, applied, legend_below
+from apo_experiments.figures.style import grid as panels_of
 from apo_experiments.files import write_atomically
-from apo_experiments.no_tuning import figures
 from apo_experiments.no_tuning.archive import read
-from apo_experiments.no_tuning.choice import Runs
-from apo_experiments.no_tuning.scores import NEAR, TUNED, Table, scores, standings, task_runs
+from apo_experiments.no_tuning.scores import NEAR, TUNED, Runs, Table, scores, standings, task_runs
 from apo_experiments.publication.compact import rounded
 from apo_experiments.publication.page import replaced
 from apo_experiments.publication.rows import command_block, grid, machines
@@ -21,8 +26,6 @@ from apo_experiments.recipe import SCALES, Recipe
 from apo_experiments.recipes.no_tuning import CHOOSING, FAMILY, RECIPES
 from apo_experiments.records import Record
 from apo_experiments.results import figure_text
-
-__all__ = ["BEGIN", "END", "NAME", "markdown", "publish", "rows"]
 
 NAME = "no-tuning.md"
 BEGIN, END = "<!-- no-tuning:begin (made by `apo publish`) -->", "<!-- no-tuning:end -->"
@@ -34,6 +37,10 @@ Tasks = Mapping[str, tuple[Recipe, Runs]]
 
 #: Methods whose values, not only regrets, are shown for every task.
 _SHOWN = ("SGDm tuned", "SGDm-APO", "AdamW tuned", "AdamW-APO", "Muon-APO", "NadamW calibrated")
+
+#: The lines of a panel of rates: a learned rate, and the tuned cosine of the same optimizer.
+_PAIRS = {"SGDm": ("SGDm-APO", "SGDm tuned"), "AdamW": ("AdamW-APO", "AdamW tuned")}
+_COLUMNS = 4
 
 
 def publish(results: Path, docs: Path) -> list[Path]:
@@ -49,7 +56,7 @@ def publish(results: Path, docs: Path) -> list[Path]:
     records, written = read(results), []
     for scale, runs, table in _by_scale(records):
         if len(table):
-            for name, figure in (("regrets", figures.regrets(table)), ("rates", figures.rates(runs, table))):
+            for name, figure in (("regrets", regrets(table)), ("rates", rates(runs, table))):
                 written.append(docs / ASSETS / f"{name}-{scale}.png")
                 write_atomically(written[-1], png(figure), "--docs")
     page, twin = docs / NAME, docs / "no-tuning.json"
@@ -57,6 +64,51 @@ def publish(results: Path, docs: Path) -> list[Path]:
     lines = ",\n".join(json.dumps(row) for row in rows(records))
     write_atomically(twin, f"[\n{lines}\n]\n".encode(), "--docs")
     return [*written, page, twin]
+
+
+def regrets(table: Table) -> Figure:
+    """Draw one row for each method, the best mean rank on top: a dot for each task, a bar at the mean."""
+    order = standings(table).dropna(subset="rank")[::-1]
+    with applied():
+        figure, axes = panels_of(1, 1, width=8, height=0.3 * len(order) + 0.8)
+        axis = axes[0][0]
+        for place, (method, mean) in enumerate(order["regret"].items()):
+            colour = COLOURS[0 if "APO" in str(method) else 1]
+            found = table.loc[table["method"] == method, "regret"]
+            axis.plot(found, [place] * len(found), "o", color=colour, alpha=0.55, markersize=5, linestyle="none")
+            axis.plot([mean], [place], "|", color=colour, markersize=16, markeredgewidth=2.5)
+        axis.axvspan(-1e3, NEAR, color=COLOURS[2], alpha=0.12, linewidth=0)
+        axis.set_xscale("symlog", linthresh=1)
+        axis.set_xlim(min(-1.0, 1.5 * table["regret"].min()), 130)
+        axis.set_yticks(range(len(order)), list(order.index))
+        axis.set_xlabel("regret in per cent of what the tuned rate learned (shaded: within 1%, or above it)")
+    return figure
+
+
+def rates(runs: Mapping[str, tuple[Recipe, Runs]], table: Table) -> Figure:
+    """Draw the rate over the epochs, one panel for each task."""
+    with applied():
+        tasks = list(table.groupby("task", sort=False))
+        figure, axes = panels_of(ceil(len(tasks) / _COLUMNS), min(_COLUMNS, len(tasks)), width=2.7, height=2.0)
+        panels = [panel for row in axes for panel in row]
+        for panel, (name, own) in zip(panels, tasks, strict=False):
+            entries = dict(zip(own["method"], own["entry"], strict=True))
+            for colour, pair in zip(COLOURS, _PAIRS.values(), strict=False):
+                for method, line in zip(pair, ("-", "--"), strict=True):
+                    if method in entries:
+                        style = {"color": colour, "linestyle": line, "linewidth": 1.6}
+                        # A cosine ends at zero, which a logarithmic axis cannot show.
+                        shown = [
+                            replace(one, rows=[row for row in one.rows if row["rate"] > 0])
+                            for one in runs[str(name)][1][entries[method]]
+                        ]
+                        draw_band(panel, shown, "rate", style, method)
+            panel.set_yscale("log")
+            panel.set_title(str(name).removeprefix(f"{FAMILY}-"), fontsize="small")
+        for panel in panels[len(tasks) :]:
+            panel.set_visible(False)
+        legend_below(figure, panels[0])
+    return figure
 
 
 def markdown(records: Sequence[Record]) -> str:
@@ -70,9 +122,7 @@ def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
     for scale, _, table in _by_scale(records):
         for score in table.drop(columns="rank", errors="ignore").to_dict("records"):
             about = {"scale": scale, "task": score["task"], "for_choosing": score["task"] in CHOOSING, **score}
-            found.append(
-                {str(key): None if entry != entry else rounded(entry) for key, entry in about.items()}
-            )  # no NaN
+            found.append({str(key): None if pandas.isna(entry) else rounded(entry) for key, entry in about.items()})
     return found
 
 
@@ -90,12 +140,17 @@ def _scale(scale: str, runs: Tasks, table: Table) -> str:
         overall = standings(table)
         untuned = list(overall.dropna(subset="rank").index)
         records = [record for name in tasks for group in runs[name][1].values() for record in group]
+        chosen, held_out = (
+            ", ".join(f"`{_short(name)}`" for name in tasks if (name in CHOOSING) == used) for used in (True, False)
+        )
         blocks += [
             _origin(tasks, runs, table, records),
             _standings(overall),
             f"![Regrets of all methods]({ASSETS}/regrets-{scale}.png)",
             "### Task by task",
-            f"{_used(tasks)} Test metric, and in brackets the regret in per cent; ± is the deviation over seeds.",
+            f"For choosing settings of the library: {chosen or 'none of these'}. "
+            f"Held out from that, only reported: {held_out or 'none'}. "
+            "Test metric, and in brackets the regret in per cent; ± is the deviation over seeds.",
             _values(table),
             "Regret of every method without tuning, in per cent; **bold** is within 1% of the tuned rate or above it:",
             _by_task(table, untuned, _marked),
@@ -140,15 +195,6 @@ def _standings(overall: Table) -> str:
         for one in overall.itertuples()
     ]
     return grid(header, body)
-
-
-def _used(tasks: Sequence[str]) -> str:
-    chosen = [f"`{_short(name)}`" for name in tasks if name in CHOOSING]
-    others = [f"`{_short(name)}`" for name in tasks if name not in CHOOSING]
-    return (
-        f"For choosing settings of the library: {', '.join(chosen) or 'none of these'}. "
-        f"Held out from that, only reported: {', '.join(others) or 'none'}."
-    )
 
 
 def _values(table: Table) -> str:

@@ -1,4 +1,8 @@
-"""What one method reached on one task, beside the tuned cosine of the same base optimizer, and over all tasks."""
+"""What one method reached on one task, beside the tuned cosine of the same base optimizer, and over all tasks.
+
+Records choose the rates: the best of a task for SGDm and AdamW, and one for all tasks for NadamW. Held-out data decide,
+never test data. Nothing here is typed: other records may choose other rates.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,14 @@ from typing import Any
 import numpy
 import pandas
 
-from apo_experiments.no_tuning.choice import Runs, calibrated, guess_of, regret, tuned
 from apo_experiments.recipe import Recipe
-from apo_experiments.recipes.untuned import USUAL, base_of, label_of
+from apo_experiments.recipes.no_tuning import RATES, USUAL, base_of, label_of
 from apo_experiments.records import Record, by_label
 from apo_experiments.results import value
-from apo_experiments.tuning import current
+from apo_experiments.tuning import current, judgement
 
-__all__ = ["DEAD", "NEAR", "TUNED", "Table", "scores", "standings", "task_runs"]
+#: The runs of one task, by label.
+Runs = Mapping[str, Sequence[Record]]
 
 #: A ``pandas.DataFrame``, of whose operations a type checker can follow few.
 Table = Any
@@ -66,7 +70,13 @@ def scores(tasks: Mapping[str, tuple[Recipe, Runs]]) -> Table:
         best = {base: _finals(recipe, runs[label]) for base, label in references.items()}
         if len(best) < len(USUAL) or any(None in finals for finals in best.values()):
             continue
-        for method, label in _names(runs, references, one_for_all).items():
+        # Not all cosines are shown.
+        names = {label: label for label in runs if "-cosine-" not in label}
+        names |= {f"{base} tuned": label for base, label in references.items()}
+        names |= {f"{base} usual": label for base, rate in USUAL.items() if (label := label_of(base, rate)) in runs}
+        if one_for_all is not None and one_for_all in runs:
+            names["NadamW calibrated"] = one_for_all
+        for method, label in names.items():
             base = base_of(label)
             row = _score(recipe, runs[label], runs[references[base]], statistics.fmean(best[base]))  # type: ignore[arg-type]
             found.append({"task": task, "method": method, "entry": label, **row})
@@ -96,14 +106,62 @@ def standings(table: Table) -> Table:
     return found.sort_values(["rank", "regret"], na_position="first")
 
 
-def _names(runs: Runs, references: Mapping[str, str], one_for_all: str | None) -> dict[str, str]:
-    """Return the label of each method that is shown: not all cosines are."""
-    names = {label: label for label in runs if "-cosine-" not in label}
-    names |= {f"{base} tuned": label for base, label in references.items()}
-    names |= {f"{base} usual": label for base, rate in USUAL.items() if (label := label_of(base, rate)) in runs}
-    if one_for_all is not None and one_for_all in runs:
-        names["NadamW calibrated"] = one_for_all
-    return names
+def regret(recipe: Recipe, found: float | None, best: float, guess: float) -> float:
+    r"""Return how much less than the best was learned, in per cent, from :math:`-\infty` to 100.
+
+    Of accuracy: :math:`100\,(1 - a/a_{best})`. Of a loss: :math:`100\,(1 - (l_0 - l)/(l_0 - l_{best}))`, where
+    :math:`l_0` is the loss of the best prediction that does not look at its input. A run that diverged has 100.
+
+    Example:
+        >>> recipe = Recipe("r", "", "", None, {}, (), {}, (), metric="test_loss", goal="min")
+        >>> regret(recipe, found=0.75, best=0.5, guess=1.0), regret(recipe, None, 0.5, 1.0)
+        (50.0, 100.0)
+    """
+    if found is None or not math.isfinite(found):
+        return 100.0
+    learned, possible = (found, best) if recipe.goal == "max" else (guess - found, guess - best)
+    if possible <= 0:
+        return 0.0 if learned >= possible else 100.0
+    return min(100.0, 100 * (possible - learned) / possible)
+
+
+def tuned(recipe: Recipe, runs: Runs, base: str) -> str | None:
+    """Return the label of the cosine of an optimizer that is best on held-out data, or None if none was run."""
+    labels = [label for rate in RATES[base] if runs.get(label := label_of(base, rate))]
+    return recipe.best(labels, key=lambda label: judgement(recipe, runs[label]), default=None)
+
+
+def calibrated(tasks: Mapping[str, tuple[Recipe, Runs]], base: str = "NadamW") -> str | None:
+    """Return the label of the cosine with the least mean regret on held-out data over all tasks together.
+
+    On each task the best rate of the same optimizer is what a rate is compared with. Only tasks with all rates count.
+
+    Args:
+        tasks: Recipe and runs of each task.
+        base: The optimizer.
+
+    Returns:
+        The label, or None if no task has all rates.
+    """
+    labels = [label_of(base, rate) for rate in RATES[base]]
+    complete = [(recipe, runs) for recipe, runs in tasks.values() if all(runs.get(label) for label in labels)]
+    if not complete:
+        return None
+    sums = dict.fromkeys(labels, 0.0)
+    for recipe, runs in complete:
+        judged = {label: judgement(recipe, runs[label]) for label in labels}
+        best = recipe.best(judged.values())
+        guess = guess_of(runs[labels[0]])
+        for label, figure in judged.items():
+            sums[label] += regret(recipe, figure, best, guess)
+    return min(labels, key=lambda label: sums[label])
+
+
+def guess_of(records: Sequence[Record]) -> float:
+    """Return the metric of a guess without looking, which all runs of a task report; NaN if none lived to do so."""
+    rows = (row["guess"] for record in records for row in record.rows if row.get("guess") is not None)
+    finals = (value(record, "guess") for record in records)
+    return next((float(found) for found in [*finals, *rows] if found is not None), math.nan)
 
 
 def _score(recipe: Recipe, records: Sequence[Record], reference: Sequence[Record], best: float) -> dict[str, Any]:
@@ -111,10 +169,7 @@ def _score(recipe: Recipe, records: Sequence[Record], reference: Sequence[Record
     finals = _finals(recipe, records)
     known = [final for final in finals if final is not None]
     losses = [loss for record in records if (loss := value(record, "train_loss")) is not None]
-    seconds, limit = (
-        statistics.fmean((record.summary or {}).get("seconds") or 0.0 for record in group)
-        for group in (records, reference)
-    )
+    seconds, limit = (statistics.fmean(record.seconds for record in group) for group in (records, reference))
     in_time = [_at(recipe, record, limit, guess) for record in records]
     mean = statistics.fmean(known) if known else math.nan
     merit = mean if recipe.goal == "max" else -mean

@@ -1,4 +1,7 @@
-"""Compact records: one JSON file per run, one line per column, five digits per number, and no local paths."""
+"""Compact records: one JSON file per run, one line per column, five digits per number, and no local paths.
+
+The runs that were made to choose hyperparameters have one small file per recipe and scale, with one line per run.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,11 @@ from typing import Any
 from apo_experiments import renamed
 from apo_experiments.errors import UserError
 from apo_experiments.files import write_atomically
+from apo_experiments.recipe import Recipe
 from apo_experiments.records import Record
-from apo_experiments.results import variant
+from apo_experiments.results import value, variant
 from apo_experiments.runs import RunConfig
+from apo_experiments.tuning import judging_metric
 
 #: Maximum size of a file in bytes. Longer curves keep every second row, every fourth, ...
 LIMIT = 150_000
@@ -22,6 +27,8 @@ LIMIT = 150_000
 #: Options of the command that concern one machine only (paths, time limits), with the number of words that follow.
 _LOCAL = {"--runs": 1, "--data-dir": 1, "--json": 1, "--time-limit": 1, "--storage": 1, "--debug": 0}
 _ABOUT = ("command", "commit", "versions", "hardware", "chosen_by", "started")
+#: The file of the runs that were made to choose hyperparameters.
+_LOG = "tuning.jsonl"
 
 
 def path_of(config: RunConfig, folder: Path) -> Path:
@@ -149,6 +156,65 @@ def find(folder: Path) -> list[Record]:
         UserError: A file is not a compact record.
     """
     return [read(path) for path in sorted(folder.glob("*/*/*-seed*.json"))]
+
+
+def is_tuning(record: Record) -> bool:
+    """Return whether a run was made to choose hyperparameters, and is therefore not a result."""
+    return bool(record.config.options.get("validation")) or record.is_swept
+
+
+def finals(records: Sequence[Record]) -> list[Record]:
+    """Return the runs that are results.
+
+    A run of a sweep without held-out data counts if other results have the same settings: it is their first seed.
+    """
+    settings = {variant(record.config) for record in records if not is_tuning(record)}
+    return [record for record in records if variant(record.config) in settings]
+
+
+def log_tuning(recipe: Recipe, scale: str, records: Sequence[Record], folder: Path) -> Path | None:
+    """Add runs to the log of a recipe. Runs that are already in the log stay as they are.
+
+    Args:
+        recipe: The recipe.
+        scale: The scale.
+        records: All records.
+        folder: The folder of all compact records.
+
+    Returns:
+        The file, or None if there is nothing to log.
+    """
+    own = [r for r in records if (r.config.recipe, r.config.scale) == (recipe.name, scale) and r.finished]
+    new = {record.config.identity(): _line(recipe, record) for record in own if is_tuning(record) or record.is_trial}
+    if not new:
+        return None
+    path = folder / recipe.name / scale / _LOG
+    known = {line["run"]: line for line in read_tuning(folder, recipe.name, scale)}
+    merged = sorted({**new, **known}.values(), key=lambda line: (line["method"], line["epochs"], line["run"]))
+    write_lines(path, merged)
+    return path
+
+
+def read_tuning(folder: Path, recipe: str, scale: str) -> list[dict[str, Any]]:
+    """Return the lines of a log, or none if it does not exist."""
+    return read_lines(folder / recipe / scale / _LOG)
+
+
+def _line(recipe: Recipe, record: Record) -> dict[str, Any]:
+    config = record.config
+    metric = judging_metric(recipe, record)
+    about = {
+        "run": config.identity(),
+        "method": config.label,
+        "seed": config.seed,
+        "epochs": config.epochs,
+        "metric": metric,
+        "value": value(record, metric),
+        "seconds": (record.summary or {}).get("seconds"),
+        "hyper": dict(config.hyper),
+        "command": clean_command(record.trial_command),
+    }
+    return rounded(about)
 
 
 def clean_command(words: Sequence[str]) -> list[str]:

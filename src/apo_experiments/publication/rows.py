@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
@@ -17,54 +16,11 @@ from apo_experiments.records import Record, grouped
 from apo_experiments.results import Result, complete_settings, result, setting_text, variant
 from apo_experiments.tuning import current, one_per_seed
 
-
-@dataclass(frozen=True)
-class Row:
-    """One setting of one method.
-
-    Attributes:
-        records: Its runs, by seed.
-        settings: How it differs from the row of the same method in the table; empty for that row itself.
-        result: The outcome of the runs, and the paper's value.
-    """
-
-    records: tuple[Record, ...]
-    settings: Mapping[str, Any]
-    result: Result
-
-    @property
-    def deviation(self) -> float | None:
-        """The standard deviation over the seeds (of a sample); None for a single one."""
-        values = self.result.values
-        return statistics.stdev(values) if len(values) > 1 else None
-
-    @property
-    def spread(self) -> str:
-        """The same as text."""
-        return "" if self.deviation is None else f"± {self.deviation:.2g}"
-
-    @property
-    def seeds(self) -> str:
-        """The number of seeds, and of those that diverged."""
-        diverged = self.result.diverged
-        return f"{len(self.result.values)}" + (f" + {diverged} diverged" if diverged else "")
-
-    @property
-    def hours(self) -> float:
-        """Hours of training of all seeds together, without evaluation."""
-        return sum((record.summary or {}).get("seconds") or 0.0 for record in self.records) / 3600
-
-    @property
-    def epochs(self) -> int:
-        """How long each run was."""
-        return self.records[0].config.epochs
-
-
 #: One recipe at one scale.
-Section = tuple[Recipe, str, list[Row]]
+Section = tuple[Recipe, str, list[Result]]
 
 
-def rows(recipe: Recipe, scale: str, records: Sequence[Record]) -> list[Row]:
+def rows(recipe: Recipe, scale: str, records: Sequence[Record]) -> list[Result]:
     """Return the rows of a recipe: for each method the setting shown in the table, then the other settings.
 
     Args:
@@ -81,28 +37,24 @@ def rows(recipe: Recipe, scale: str, records: Sequence[Record]) -> list[Row]:
         config = group[0].config
         usual, own = ({"epochs": one.epochs, **complete_settings(one)} for one in (shown[config.label], config))
         differing = [key for key in own if setting_text(usual.get(key)) != setting_text(own[key])]
-        outcome = result(recipe, config.label, group)
-        found.append(Row(tuple(group), {key: own[key] for key in differing}, outcome))
-    return sorted(
-        found,
-        key=lambda row: (bool(row.settings), order[row.result.label], json.dumps(dict(row.settings), default=str)),
-    )
+        found.append(replace(result(recipe, config.label, group), settings={key: own[key] for key in differing}))
+    return sorted(found, key=lambda row: (bool(row.settings), order[row.label], json.dumps(row.settings, default=str)))
 
 
-def as_json(recipe: Recipe, scale: str, row: Row) -> dict[str, Any]:
+def as_json(recipe: Recipe, scale: str, row: Result) -> dict[str, Any]:
     """Return a row of ``docs/results.json``."""
     content = {
         "table": recipe.paper,
         "row": recipe.name,
         "scale": scale,
-        "method": row.result.label,
+        "method": row.label,
         "settings": dict(row.settings),
         "metric": recipe.metric,
-        "paper": None if row.settings else row.result.paper,
-        "mean": row.result.mean,
+        "paper": None if row.settings else row.paper,
+        "mean": row.mean,
         "spread": row.deviation,
-        "seeds": len(row.result.values),
-        "diverged": row.result.diverged,
+        "seeds": len(row.values),
+        "diverged": row.diverged,
         "epochs": row.epochs,
         "hours": row.hours,
     }

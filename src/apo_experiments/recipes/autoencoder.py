@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from apo_experiments.recipe import Recipe, Scale, by_name
 from apo_experiments.recipes import grids
-from apo_experiments.recipes.smoke import smoke_hyper
 from apo_experiments.tasks.autoencoder import DEFAULTS, autoencoder
 
 _APO = {"lr": 0.1, "scale": 0.2, "momentum": 0.9, "fsd_weight": 0.1, "wsd_weight": 0.1}
@@ -37,7 +36,7 @@ RECIPES = by_name(
         defaults=DEFAULTS,
         data=("mnist",),
         scales={
-            "smoke": Scale(2, 1, 0.1, SMOKE, smoke_hyper(ENTRIES)),
+            "smoke": Scale(2, 1, 0.1, SMOKE, grids.smoke_hyper(ENTRIES)),
             "cpu": Scale(10, 1, 8, {"width": 0.25, "train_images": 20000, "batch_size": 256}),
             "paper": Scale(1000, 3, 600),
         },

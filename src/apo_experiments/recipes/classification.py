@@ -23,7 +23,6 @@ from typing import Any
 
 from apo_experiments.recipe import Entry, Recipe, Scale, by_name
 from apo_experiments.recipes import grids
-from apo_experiments.recipes.smoke import smoke_hyper
 from apo_experiments.tasks.images import DEFAULTS, images
 
 #: How papers write the names.
@@ -73,18 +72,16 @@ SMOKE_WIDTHS = {
     "wrn-28-10": 0.025,
     "wrn-16-8": 0.03,
 }
-#: Options of the task, epochs and minutes for two cores.
-CPU: dict[str, tuple[dict[str, Any], int, float]] = {
-    "lenet": ({"train_images": 10000, "test_images": 2000}, 10, 4),
-    "alexnet": ({"train_images": 5000, "test_images": 1000, "width": 0.5}, 8, 8),
-    "vgg16": ({"train_images": 3000, "test_images": 1000, "width": 0.25}, 5, 8),
-    "resnet18": ({"train_images": 3000, "test_images": 1000, "width": 0.25}, 4, 10),
-    "resnet32": ({"train_images": 3000, "test_images": 1000, "width": 0.5}, 4, 8),
-}
-#: What learns in so few steps: on LeNet's first plateau a preconditioner diverges unless its updates are clipped.
-CPU_HYPER: dict[str, dict[str, dict[str, Any]]] = {
-    "lenet": {"APO-Precond": {"meta_lr": 1e-3, "clip": 0.1}},
-    **{model: {"APO-Precond": {"meta_lr": 1e-3}} for model in ("alexnet", "vgg16", "resnet18", "resnet32")},
+#: What learns in so few steps; on LeNet's first plateau a preconditioner diverges unless its updates are clipped.
+_SHORT = {"APO-Precond": {"meta_lr": 1e-3}}
+_CLIPPED = {"APO-Precond": {"meta_lr": 1e-3, "clip": 0.1}}
+#: Sizes for two cores.
+CPU: dict[str, Scale] = {
+    "lenet": Scale(10, 1, 4, {"train_images": 10000, "test_images": 2000}, _CLIPPED),
+    "alexnet": Scale(8, 1, 8, {"train_images": 5000, "test_images": 1000, "width": 0.5}, _SHORT),
+    "vgg16": Scale(5, 1, 8, {"train_images": 3000, "test_images": 1000, "width": 0.25}, _SHORT),
+    "resnet18": Scale(4, 1, 10, {"train_images": 3000, "test_images": 1000, "width": 0.25}, _SHORT),
+    "resnet32": Scale(4, 1, 8, {"train_images": 3000, "test_images": 1000, "width": 0.5}, _SHORT),
 }
 #: Minutes for all methods and seeds of the whole experiment on a data-centre GPU.
 _PAPER_MINUTES = {"lenet": 60, "alexnet": 150, "vgg16": 400, "resnet18": 900, "resnet32": 500}
@@ -113,65 +110,52 @@ def entries(model: str, paper: tuple[float, ...] | None = None) -> tuple[Entry, 
 
 
 def image_recipe(
-    name: str,
-    title: str,
-    paper: str,
     options: dict[str, Any],
     entries: tuple[Entry, ...],
     cpu: Scale,
     full: Scale,
-    notes: str,
     metric: str = "test_accuracy",
     keep: Iterable[str] = (),
-    **more: Any,
+    **about: Any,
 ) -> Recipe:
     """Return a recipe that classifies images.
 
     Args:
-        name: Of the recipe.
-        title: What it shows.
-        paper: Where the paper has it.
         options: Options of the task, ``dataset`` and ``model`` among them.
         entries: Its methods.
         cpu: Its size for two cores.
         full: The paper's.
-        notes: The paper's claim.
         metric: What the table shows.
         keep: Hyperparameters that are the same in smoke runs.
-        more: Other attributes of the recipe.
+        about: Other attributes of the recipe.
     """
     smoke = SMOKE | {"width": SMOKE_WIDTHS[options["model"]]}
     return Recipe(
-        name=name,
-        title=title,
-        paper=paper,
         task=images,
         defaults=DEFAULTS | options,
         data=(options["dataset"],),
         scales={
-            "smoke": Scale(2, 1, 0.02 * len(entries), smoke, smoke_hyper(entries, keep)),
+            "smoke": Scale(2, 1, 0.02 * len(entries), smoke, grids.smoke_hyper(entries, keep)),
             "cpu": cpu,
             "paper": full,
         },
         entries=entries,
         metric=metric,
         goal="max" if metric == "test_accuracy" else "min",
-        notes=notes,
-        **more,
+        **about,
     )
 
 
 def _recipe(dataset: str, model: str) -> Recipe:
-    few, epochs, minutes = CPU[model]
     return image_recipe(
-        f"{dataset}-{model}",
-        f"{TITLES[model]} on {TITLES[dataset]} with a learned preconditioner",
-        "Table 2",
         {"dataset": dataset, "model": model, "augment": dataset != "svhn"},
         entries(model, _PAPER[dataset, model]),
-        Scale(epochs, 1, minutes, few, CPU_HYPER[model]),
+        CPU[model],
         Scale(200, 3, _PAPER_MINUTES[model]),
-        "APO-Precond generalises at least as well as the others, much better without BatchNorm.",
+        name=f"{dataset}-{model}",
+        title=f"{TITLES[model]} on {TITLES[dataset]} with a learned preconditioner",
+        paper="Table 2",
+        notes="APO-Precond generalises at least as well as the others, much better without BatchNorm.",
     )
 
 

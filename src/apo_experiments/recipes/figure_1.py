@@ -12,18 +12,10 @@ from __future__ import annotations
 from apo_experiments.recipe import Entry, Recipe, Scale, by_name
 from apo_experiments.tasks.figure1 import DEFAULTS, figure1
 
-_WEIGHTS = (10.0, 1.0, 0.1)
-
-
-def _entry(name: str, fsd_weight: float, wsd_weight: float) -> Entry:
-    weight = max(fsd_weight, wsd_weight)
-    return Entry(f"{name}-{weight:g}", "exact", {"fsd_weight": fsd_weight, "wsd_weight": wsd_weight})
-
-
-_ENTRIES = (
-    *(_entry("WSD", 0.0, weight) for weight in _WEIGHTS),
-    *(_entry("FSD", weight, 0.0) for weight in _WEIGHTS),
-    *(_entry("both", weight, weight) for weight in _WEIGHTS),
+_ENTRIES = tuple(
+    Entry(f"{name}-{weight:g}", "exact", {"fsd_weight": fsd * weight, "wsd_weight": wsd * weight})
+    for name, fsd, wsd in (("WSD", 0.0, 1.0), ("FSD", 1.0, 0.0), ("both", 1.0, 1.0))
+    for weight in (10.0, 1.0, 0.1)
 )
 
 RECIPES = by_name(

@@ -1,10 +1,14 @@
-"""The paper's grids (appendix B), for ``apo sweep``."""
+"""Settings that recipes share: the paper's grids (appendix B) for ``apo sweep``, and what every smoke run needs.
+
+In a smoke run a few steps must be enough to pass through all parts of a method.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from apo_experiments.methods import METHODS
 from apo_experiments.recipe import Entry
 
 #: Values to try, by hyperparameter.
@@ -46,6 +50,20 @@ SGDM_TRANSLATION: Grid = {
 }
 ADAMW_TRANSLATION: Grid = {"lr": (0.05, 0.001, 0.0005, 0.0001)}
 
+#: Values for a run of a few steps, for those methods that have the hyperparameter.
+_SHORT: dict[str, Any] = {
+    "interval": 2,
+    "warmup_interval": 1,
+    "warmup_steps": 2,
+    "statistics_interval": 1,
+    "inverse_interval": 2,
+    "start_step": 2,
+    "schedule_warmup": 2,
+}
+
+#: Values for one method: PSGD's factors are slow where torch finds no package for the order of tensor products.
+_SHORT_OF: dict[str, dict[str, Any]] = {"psgd-kron": {"max_dim": 16}}
+
 
 def entries(
     rates: tuple[float, float, float],
@@ -71,3 +89,18 @@ def entries(
         Entry("APO-Precond", "apo-precond", apo, grids[2]),
         Entry("APO-Eigen", "apo-eigen", eigen, grids[2]),
     )
+
+
+def smoke_hyper(entries: Iterable[Entry], keep: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
+    """Return hyperparameters for :attr:`Scale.hyper` that make a few steps enough.
+
+    Args:
+        entries: The entries of a recipe.
+        keep: Hyperparameters that stay as they are, because the recipe is about them.
+    """
+    short = {name: value for name, value in _SHORT.items() if name not in set(keep)}
+    return {
+        entry.label: {name: value for name, value in short.items() if name in METHODS[entry.method].defaults}
+        | _SHORT_OF.get(entry.method, {})
+        for entry in entries
+    }

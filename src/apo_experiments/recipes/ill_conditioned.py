@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from apo_experiments.recipe import Recipe, Scale, by_name
 from apo_experiments.recipes import grids
-from apo_experiments.recipes.smoke import smoke_hyper
 from apo_experiments.tasks.ill_conditioned import DEFAULTS, ill_conditioned
 
 _APO = {"lr": 0.1, "momentum": 0.9, "interval": 1, "fsd_weight": 0.0, "wsd_weight": 1.0}
@@ -36,7 +35,7 @@ RECIPES = by_name(
         defaults=DEFAULTS,
         data=(),
         scales={
-            "smoke": Scale(2, 1, 0.05, {"steps_per_epoch": 10, "batch_size": 16}, smoke_hyper(_ENTRIES)),
+            "smoke": Scale(2, 1, 0.05, {"steps_per_epoch": 10, "batch_size": 16}, grids.smoke_hyper(_ENTRIES)),
             "cpu": Scale(30, 1, 2),
             "paper": Scale(100, 3, 10),
         },

@@ -83,28 +83,28 @@ def _recipe(
     **options: Any,
 ) -> Recipe:
     return image_recipe(
-        f"{key}-rate",
-        f"Learned rates: {TITLES[model]} on {TITLES[dataset]}",
-        "Figure 8 (appendix C.2)" if dataset == "svhn" else "Table 4",
         {"dataset": dataset, "model": model, **options},
         _entries(5e-4, schedule, key, _FIXED),
         Scale(4, 1, 27, {"train_images": 3000, "test_images": 1000, "width": width}),
         Scale(epochs, 4, minutes),
-        "APO beats the best fixed rate and is competitive with the step schedule, for every base optimizer.",
+        name=f"{key}-rate",
+        title=f"Learned rates: {TITLES[model]} on {TITLES[dataset]}",
+        paper="Figure 8 (appendix C.2)" if dataset == "svhn" else "Table 4",
+        notes="APO beats the best fixed rate and is competitive with the step schedule, for every base optimizer.",
     )
 
 
 _EVERY_FIFTH = _step(0.2, 0.3, 0.6, 0.8)
 
 _MNIST = image_recipe(
-    "mnist-mlp",
-    "Learned rates: a multi-layer perceptron on MNIST",
-    "Figure 5",
     {"dataset": "mnist", "model": "mlp", "batch_size": 100, "augment": False},
     _entries(0.0, _EVERY_FIFTH, "mnist-mlp", _FIXED | {"SGD": 0.3, "SGDm": 0.03}),
     Scale(10, 1, 7, {"width": 0.2}),
     Scale(100, 4, 160),
-    "APO converges faster than fixed rates, to a lower training loss; the paper shows SGDm and RMSprop.",
+    name="mnist-mlp",
+    title="Learned rates: a multi-layer perceptron on MNIST",
+    paper="Figure 5",
+    notes="APO converges faster than fixed rates, to a lower training loss; the paper shows SGDm and RMSprop.",
     metric="train_loss",
 )
 

@@ -32,14 +32,14 @@ def _recipe(dataset: str, model: str) -> Recipe:
     entries = [replace(entry, paper=paper.get(entry.label)) for entry in whole.entries if entry.label in labels]
     cpu, minutes = whole.scales["cpu"], 60 if model == "lenet" else 600
     return classification.image_recipe(
-        f"low-precision-{model}" if dataset == "cifar10" else f"low-precision-{dataset}-{model}",
-        f"{TITLES[model]} on {TITLES[dataset]} in 16 bits",
-        "Table 3",
         {"dataset": dataset, "model": model, "precision": "bf16"},
         tuple(entries),
         replace(cpu, minutes=2 * cpu.minutes),
         Scale(200, 3, minutes, {"precision": "fp16"}),
-        "APO-Precond keeps its accuracy in 16 bits, KFAC loses about two points.",
+        name=f"low-precision-{model}" if dataset == "cifar10" else f"low-precision-{dataset}-{model}",
+        title=f"{TITLES[model]} on {TITLES[dataset]} in 16 bits",
+        paper="Table 3",
+        notes="APO-Precond keeps its accuracy in 16 bits, KFAC loses about two points.",
     )
 
 

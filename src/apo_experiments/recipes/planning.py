@@ -45,8 +45,7 @@ def plan(
     if scale not in recipe.scales:
         raise UserError(f"{recipe.name} has no scale {scale!r}: choose one of {', '.join(recipe.scales)}.")
     size, entries, changes = recipe.scales[scale], recipe.chosen(labels), dict(overrides or {})
-    _check_keys(recipe, entries, changes)
-    _check_finite(changes)
+    _check(recipe, entries, changes)
     epochs = _epochs(changes.pop("epochs", size.epochs))
     numbers = range(size.seeds if seeds is None else seeds) if seeds is None or isinstance(seeds, int) else seeds
     runs = []
@@ -76,19 +75,17 @@ def _defaults(recipe: Recipe, entry: Entry) -> Mapping[str, Any]:
     return entry.hyper if recipe.compute is not None else METHODS[entry.method].defaults
 
 
-def _check_keys(recipe: Recipe, entries: Sequence[Entry], changes: Mapping[str, Any]) -> None:
-    """Raise an error for a key that neither the task nor any of the methods has."""
+def _check(recipe: Recipe, entries: Sequence[Entry], changes: Mapping[str, Any]) -> None:
+    """Raise an error for a key that neither the task nor any of the methods has, and for infinity and NaN.
+
+    No setting accepts these two, and few check.
+    """
     known = {"epochs", *recipe.defaults, *(key for entry in entries for key in _defaults(recipe, entry))}
-    for key in changes:
+    for key, value in changes.items():
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise UserError(f"{recipe.name} has no setting {key!r}: {hint}It has {', '.join(sorted(known))}.")
-
-
-def _check_finite(changes: Mapping[str, Any]) -> None:
-    """Raise an error for infinity and NaN, which no setting accepts and few check."""
-    for key, value in changes.items():
         for part in value.split(",") if isinstance(value, str) else [value]:
             with suppress(TypeError, ValueError):  # no number
                 if not math.isfinite(float(part)):

@@ -13,7 +13,7 @@ from dataclasses import replace
 from apo_experiments.methods import METHODS
 from apo_experiments.recipe import NOT_IN_PAPER, Entry, Recipe, by_name
 from apo_experiments.recipes import autoencoder, classification, uci
-from apo_experiments.recipes.smoke import smoke_hyper
+from apo_experiments.recipes.grids import smoke_hyper
 
 _RIVALS = {
     "EKFAC": "ekfac",
@@ -26,21 +26,17 @@ _RIVALS = {
 }
 
 
-def _entries(recipe: Recipe, schedule: str) -> tuple[Entry, ...]:
-    """Return the rivals, with the recipe's weight decay, and its APO-Precond."""
+def _recipe(name: str, recipe: Recipe, schedule: str = "fixed") -> Recipe:
+    """Return a recipe with the rivals, with its weight decay, and with its APO-Precond."""
     ours = next(entry for entry in recipe.entries if entry.label == "APO-Precond")
     decay = {key: value for key, value in ours.hyper.items() if key == "weight_decay"}
-    found = []
+    entries: list[Entry] = []
     for label, method in _RIVALS.items():
         lr = METHODS[method].defaults["lr"]
         # Schedule-Free is meant for a fixed rate.
         own = decay | {"lr": lr, "schedule": "fixed" if label.startswith("Schedule-Free") else schedule}
-        found.append(Entry(label, method, own, {"lr": tuple(lr * factor for factor in (10, 3, 1, 0.3, 0.1))}))
-    return (*found, replace(ours, paper=None))
-
-
-def _recipe(name: str, recipe: Recipe, schedule: str = "fixed") -> Recipe:
-    entries = _entries(recipe, schedule)
+        entries.append(Entry(label, method, own, {"lr": tuple(lr * factor for factor in (10, 3, 1, 0.3, 0.1))}))
+    entries.append(replace(ours, paper=None))
     scales = {
         size: replace(
             scale,
@@ -55,7 +51,7 @@ def _recipe(name: str, recipe: Recipe, schedule: str = "fixed") -> Recipe:
         title=f"{recipe.title}: today's rivals",
         paper=NOT_IN_PAPER,
         scales=scales,
-        entries=entries,
+        entries=tuple(entries),
         notes="Today's rivals on a task of the paper; the paper makes no claim about them.",
     )
 

@@ -18,7 +18,6 @@ from dataclasses import replace
 
 from apo_experiments.recipe import Entry, Recipe, Scale, by_name
 from apo_experiments.recipes import grids
-from apo_experiments.recipes.smoke import smoke_hyper
 from apo_experiments.tasks.translation import DEFAULTS, translation
 
 _SCHEDULE = {"weight_decay": 1e-4, "schedule": "inverse-sqrt", "schedule_warmup": 4000}
@@ -59,7 +58,7 @@ def _recipe(name: str, corpus: str, title: str, entries: tuple[Entry, ...], epoc
         defaults=DEFAULTS | {"corpus": corpus},
         data=(corpus,),
         scales={
-            "smoke": Scale(2, 1, 0.1, SMOKE, smoke_hyper(entries)),
+            "smoke": Scale(2, 1, 0.1, SMOKE, grids.smoke_hyper(entries)),
             "cpu": Scale(6, 1, 10, _CPU, _CPU_HYPER),
             "paper": Scale(epochs, 1, minutes),
         },

@@ -22,9 +22,8 @@ Scales: smoke runs on generated rows in seconds; cpu trains for fewer epochs, in
 
 from __future__ import annotations
 
-from apo_experiments.recipe import Entry, Recipe, Scale, by_name
+from apo_experiments.recipe import Recipe, Scale, by_name
 from apo_experiments.recipes import grids
-from apo_experiments.recipes.smoke import smoke_hyper
 from apo_experiments.tasks.uci import DEFAULTS, uci
 
 #: Learning rates of SGDm, Adam and Shampoo, learning rate and damping of KFAC, initial matrix of APO-Precond.
@@ -33,15 +32,6 @@ _CHOSEN = {
     "protein": ((0.03, 3e-3, 0.03), (0.003, 3e-2), 0.3),
     "parkinsons": ((0.1, 3e-3, 0.03), (0.01, 1e-2), 1.0),
 }
-
-
-def _entries(table: str) -> tuple[Entry, ...]:
-    """Return the paper's methods."""
-    rates, kfac, start = _CHOSEN[table]
-    step = {"scale": 0.1, "momentum": 0.9} if table == "parkinsons" else {"scale": 0.9, "momentum": 0.0, "clip": 0.1}
-    rule = {"interval": 1, "fsd_weight": 0.0, "wsd_weight": 0.1, "meta_lr": 1e-3}
-    warmup = {"warmup": "none", "warmup_lr": 0.01, "warmup_interval": 1}
-    return grids.entries(rates, kfac, {"lr": start, **step, **rule, **warmup}, {"fsd_weight": 0.0})
 
 
 #: KFAC explodes within a few steps at some point of a run on Parkinsons, at smaller rates and larger damping too, and
@@ -55,16 +45,20 @@ SMOKE = {"data": "generated", "rows": 128, "hidden": 16, "batch_size": 32}
 
 
 def _recipe(table: str, title: str, epochs: int, minutes: tuple[float, float]) -> Recipe:
-    name, entries = f"uci-{table}", _entries(table)
+    rates, kfac, start = _CHOSEN[table]
+    step = {"scale": 0.1, "momentum": 0.9} if table == "parkinsons" else {"scale": 0.9, "momentum": 0.0, "clip": 0.1}
+    rule = {"interval": 1, "fsd_weight": 0.0, "wsd_weight": 0.1, "meta_lr": 1e-3}
+    warmup = {"warmup": "none", "warmup_lr": 0.01, "warmup_interval": 1}
+    entries = grids.entries(rates, kfac, {"lr": start, **step, **rule, **warmup}, {"fsd_weight": 0.0})
     return Recipe(
-        name=name,
+        name=f"uci-{table}",
         title=f"Regression on {title}",
         paper="Figure 3",
         task=uci,
         defaults=DEFAULTS | {"table": table},
         data=(table,),
         scales={
-            "smoke": Scale(2, 1, 0.05, SMOKE, smoke_hyper(entries)),
+            "smoke": Scale(2, 1, 0.05, SMOKE, grids.smoke_hyper(entries)),
             "cpu": Scale(epochs, 1, minutes[0], hyper=_CPU_HYPER.get(table, {})),
             "paper": Scale(500, 3, minutes[1]),
         },

@@ -1,4 +1,4 @@
-"""The points of an entry's grid, coarse to fine, each with the runs that judge it."""
+"""What is swept: the points of each entry's grid, coarse to fine, each with the runs that judge it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import hashlib
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from apo_experiments import renamed
@@ -15,6 +16,7 @@ from apo_experiments.methods import METHODS
 from apo_experiments.recipe import Entry, Recipe
 from apo_experiments.recipes import plan
 from apo_experiments.runs import RunConfig
+from apo_experiments.sweep.database import address
 from apo_experiments.tuning import holds_out
 
 
@@ -42,52 +44,72 @@ class Search:
     @property
     def name(self) -> str:
         """The name of the study, the same for the same runs only."""
-        content = [
-            self.recipe.metric,
-            self.recipe.goal,
-            [
-                (_text(renamed.as_first_named(point.hyper)), [config.identity() for config in point.configs])
-                for point in self.points
-            ],
+        points = [
+            (_text(renamed.as_first_named(point.hyper)), [config.identity() for config in point.configs])
+            for point in self.points
         ]
-        digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:10]
+        content = json.dumps([self.recipe.metric, self.recipe.goal, points])
+        digest = hashlib.sha256(content.encode()).hexdigest()[:10]
         return f"{self.recipe.name}/{self.scale}/{self.label}/{digest}"
 
 
-def searches(
-    recipe: Recipe,
-    labels: Sequence[str] | None,
-    scale: str,
-    *,
-    seeds: int = 1,
-    device: str = "cpu",
-    overrides: Mapping[str, Any] | None = None,
-    grid: Mapping[str, Sequence[Any]] | None = None,
-) -> list[Search]:
-    """Return the grids to search.
+@dataclass(frozen=True)
+class Order:
+    """A sweep over the grids of a recipe's entries: plain data, so that it can be sent to another process.
 
-    If the task can hold out a part of the training data for validation, it does.
-
-    Args:
-        recipe: The recipe.
-        labels: Labels of entries with a grid, in any case, or patterns; all of those by default.
+    Attributes:
+        recipe: Name of the recipe.
+        root: The folder of all runs.
+        labels: Labels of entries with a grid, in any case, or patterns; None for all of those.
         scale: The scale of the runs.
-        seeds: How many runs judge a point.
-        device: Where they run.
+        storage: URL of the database, such as ``postgresql://user@host/name``; None for an SQLite file among the runs.
+        data_dir: The folder of the data sets.
+        trials: Try this many points of each grid, spread over all of it, instead of the whole grid.
+        seeds: How many runs judge a point, by their mean.
+        device: Where to train.
         overrides: Options of the task, hyperparameters or ``epochs`` that are set for all points; a key that is set is
             not searched.
         grid: Values to try instead of the recipe's, by key, for all entries whose grid has the key; if none has, one
             more axis for all entries that know it. Values may be strings from the command line.
+        deadline: When to stop, as a value of ``time.time()``.
+        patience: Seconds without a heartbeat after which a worker on another machine counts as dead.
     """
+
+    recipe: str
+    root: Path
+    labels: Sequence[str] | None = None
+    scale: str = "cpu"
+    storage: str | None = None
+    data_dir: Path | None = None
+    trials: int | None = None
+    seeds: int = 1
+    device: str = "cpu"
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    deadline: float | None = None
+    patience: float = 120.0
+
+    @property
+    def url(self) -> str:
+        """The address of the database."""
+        return address(self.storage, self.root)
+
+
+def searches(recipe: Recipe, order: Order) -> list[Search]:
+    """Return the grids to search.
+
+    If the task can hold out a part of the training data for validation, it does.
+    """
+    scale = order.scale
     if scale not in recipe.scales:
         raise UserError(f"{recipe.name} has no scale {scale!r}: choose one of {', '.join(recipe.scales)}.")
-    fixed = dict(overrides or {})
+    fixed = dict(order.overrides)
     if holds_out(recipe) and str(fixed.setdefault("validation", True)).lower() not in ("true", "yes", "on", "1"):
         raise UserError(
             f"a sweep of {recipe.name} without validation data would tune on the test data: leave out --set validation."
         )
     found = []
-    entries = _entries(recipe, labels, grid or {})
+    entries = _entries(recipe, order.labels, order.grid)
     for entry, own in entries:
         # Without repetitions, which the paper's grids have.
         distinct = {key: {_text(value): value for value in values} for key, values in own.items()}
@@ -95,8 +117,8 @@ def searches(
         points, read = [], {}
         for hyper in coarse_to_fine(axes):
             # All entries together, since it is enough if one of them has a key that is set.
-            runs = plan(recipe, scale, [entry.label for entry, _ in entries], seeds, {**fixed, **hyper})
-            mine = [replace(config, device=device) for config in runs if config.label == entry.label]
+            runs = plan(recipe, scale, [entry.label for entry, _ in entries], order.seeds, {**fixed, **hyper})
+            mine = [replace(config, device=order.device) for config in runs if config.label == entry.label]
             # The command line has strings, and the plan has read them.
             as_read = {key: mine[0].hyper.get(key, mine[0].options.get(key, value)) for key, value in hyper.items()}
             points.append(Point(as_read, tuple(mine)))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -50,6 +49,7 @@ class Ledger:
     def __init__(self, search: Search, storage: RDBStorage, trials: int | None = None) -> None:
         self.search = search
         self.points = search.points[:trials]
+        self.failed = set[int]()  # the points whose runs have failed with an error in this process
         self._storage = storage
         self._beats: dict[int, tuple[int, float]] = {}  # by trial: the last heartbeat, and when it was new here
         direction = "minimize" if search.recipe.goal == "min" else "maximize"
@@ -62,16 +62,11 @@ class Ledger:
             about = {"config": asdict(configs[0]), "grid": grid, "seeds": len(configs), "command": provenance.command()}
             storage.set_study_user_attr(self._study_id, "runs", json.loads(json.dumps(about, default=str)))
 
-    def claim(self, card: dict[str, Any], leave_out: Collection[int] = ()) -> Claim | None:
-        """Claim the first point that is free, or return None if none is.
-
-        Args:
-            card: The worker's card.
-            leave_out: Points, by index, that this worker does not want.
-        """
+    def claim(self, card: dict[str, Any]) -> Claim | None:
+        """Claim the first point that is free and has not failed here, for the worker with this card."""
         choices = optuna.distributions.CategoricalDistribution
         while True:
-            taken = {*self._standing(), *leave_out}
+            taken = {*self._standing(), *self.failed}
             index = next((index for index in range(len(self.points)) if index not in taken), None)
             if index is None:
                 return None
@@ -102,7 +97,9 @@ class Ledger:
         return self._close(claim.trial_id, TrialState.COMPLETE, [value], metric=metric)
 
     def fail(self, claim: Claim, error: str | None = None) -> bool:
-        """Withdraw a claim after an error or an interruption; the point is free again."""
+        """Withdraw a claim after an error or an interruption; the point is free again, after an error for others."""
+        if error is not None:
+            self.failed.add(claim.index)
         return self._close(claim.trial_id, TrialState.FAIL, error=error)
 
     def fail_the_dead(self, folder: Path, patience: float) -> list[int]:

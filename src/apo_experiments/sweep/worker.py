@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from apo_experiments.errors import UserError
@@ -14,64 +11,15 @@ from apo_experiments.interruption import TimeIsUp, check_time, interruptible
 from apo_experiments.processes import Crew
 from apo_experiments.recipe import Recipe
 from apo_experiments.recipes import RECIPES
+from apo_experiments.records import Record, as_trial
 from apo_experiments.results import value
-from apo_experiments.roles import as_trial
 from apo_experiments.runs import RunConfig
-from apo_experiments.sweep.database import address, open_database, reachable
-from apo_experiments.sweep.grid import Point, searches
+from apo_experiments.sweep.database import open_database, reachable
+from apo_experiments.sweep.grid import Order, Point, searches
 from apo_experiments.sweep.ledger import Claim, Ledger
 from apo_experiments.sweep.presence import beating, present
 from apo_experiments.train import Listener, train
-from apo_experiments.tuning import judging_metric, worst
-
-
-@dataclass(frozen=True)
-class Order:
-    """A sweep over the grids of a recipe's entries: plain data, so that it can be sent to another process.
-
-    Attributes:
-        recipe: Name of the recipe.
-        root: The folder of all runs.
-        labels: Labels of entries with a grid; None for all of those.
-        scale: The scale of the runs.
-        storage: URL of the database, such as ``postgresql://user@host/name``; None for an SQLite file among the runs.
-        data_dir: The folder of the data sets.
-        trials: Try this many points of each grid, spread over all of it, instead of the whole grid.
-        seeds: How many runs judge a point, by their mean.
-        device: Where to train.
-        overrides: Options of the task, hyperparameters or ``epochs`` that are set for all points; a key that is set is
-            not searched.
-        grid: Values to try instead of the recipe's, by key.
-        deadline: When to stop, as a value of ``time.time()``.
-        patience: Seconds without a heartbeat after which a worker on another machine counts as dead.
-    """
-
-    recipe: str
-    root: Path
-    labels: Sequence[str] | None = None
-    scale: str = "cpu"
-    storage: str | None = None
-    data_dir: Path | None = None
-    trials: int | None = None
-    seeds: int = 1
-    device: str = "cpu"
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-    grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    deadline: float | None = None
-    patience: float = 120.0
-
-    @property
-    def url(self) -> str:
-        """The address of the database."""
-        return address(self.storage, self.root)
-
-    def ledgers(self) -> list[Ledger]:
-        """Return the ledgers of all searches."""
-        recipe, places = RECIPES[self.recipe], {"seeds": self.seeds, "device": self.device}
-        found = searches(recipe, self.labels, self.scale, **places, overrides=self.overrides, grid=self.grid)
-        storage = open_database(self.url)
-        with reachable(self.url):
-            return [Ledger(search, storage, self.trials) for search in found]
+from apo_experiments.tuning import judgement, judging_metric
 
 
 def run(
@@ -100,7 +48,7 @@ def run(
         UserError: The sweep cannot be run; the message says what to do.
         KeyboardInterrupt: It was interrupted, or time is up; the same call resumes it.
     """
-    books = order.ledgers()  # before any process is started, so that errors show at once
+    books = _ledgers(order)  # before any process is started, so that errors show at once
     with reachable(order.url):
         expect([run for book in books for i in sorted(book.unfinished()) for run in book.points[i].configs], jobs)
         if jobs == 1:
@@ -110,6 +58,12 @@ def run(
         return [row for book in books for row in book.rows()]
 
 
+def _ledgers(order: Order) -> list[Ledger]:
+    found, storage = searches(RECIPES[order.recipe], order), open_database(order.url)
+    with reachable(order.url):
+        return [Ledger(search, storage, order.trials) for search in found]
+
+
 def _work(order: Order, books: Sequence[Ledger], listener: Listener) -> None:
     """Process an order, together with other workers.
 
@@ -117,7 +71,6 @@ def _work(order: Order, books: Sequence[Ledger], listener: Listener) -> None:
     worker.
     """
     folder, waited = order.root / "sweeps", False
-    failed: dict[str, set[int]] = {book.search.name: set() for book in books}
     with reachable(order.url), present(folder) as card:
         while True:
             check_time(order.deadline)
@@ -126,14 +79,12 @@ def _work(order: Order, books: Sequence[Ledger], listener: Listener) -> None:
                     listener.message(
                         f"{book.search.label}, {book.points[index]}: its worker died, so it is tried again"
                     )
-            claims = ((book, book.claim(card, failed[book.search.name])) for book in books)
-            book, claim = next(((book, claim) for book, claim in claims if claim), (None, None))
-            if book is not None and claim is not None:
-                if not _carry_out(order, book, claim, listener):
-                    failed[book.search.name].add(claim.index)
+            found = ((book, claim) for book in books if (claim := book.claim(card)))
+            if one := next(found, None):
+                _carry_out(order, *one, listener)
                 waited = False
                 continue
-            others = sum(len(book.unfinished() - failed[book.search.name]) for book in books)
+            others = sum(len(book.unfinished() - book.failed) for book in books)
             if others == 0:
                 return
             if not waited:
@@ -142,8 +93,8 @@ def _work(order: Order, books: Sequence[Ledger], listener: Listener) -> None:
             time.sleep(min(2.0, order.patience / 4))
 
 
-def _carry_out(order: Order, book: Ledger, claim: Claim, listener: Listener) -> bool:
-    """Try one point, and return whether that finished."""
+def _carry_out(order: Order, book: Ledger, claim: Claim, listener: Listener) -> None:
+    """Try one point, and record what came of it."""
     title = f"{book.search.label}, {claim.point}"
     listener.message(f"{title}: point {claim.index + 1} of {len(book.points)}")
     try:
@@ -154,27 +105,23 @@ def _carry_out(order: Order, book: Ledger, claim: Claim, listener: Listener) -> 
         if isinstance(error, UserError):
             raise
         listener.message(f"{title}: failed with {type(error).__name__}: {error}")
-        return False
+        return
     except BaseException:
         book.fail(claim)
         raise
     if not book.finish(claim, result, metric):
         listener.message(f"{title}: given to another worker, since this one was silent for {order.patience:.0f} s")
-    return True
 
 
 def _judge(order: Order, recipe: Recipe, point: Point, listener: Listener) -> tuple[float, str]:
     """Return the mean of the metric over the seeds, and the name of the metric."""
-    values, metric = [], recipe.metric
+    tried: list[Record] = []
     for config in point.configs:
         record = train(config, root=order.root, data_dir=order.data_dir, listener=listener, deadline=order.deadline)
-        as_trial(record, config.directory(order.root))
-        metric = judging_metric(recipe, record)
-        final = value(record, metric)
-        if final is None:  # it diverged, so the other seeds do not matter
-            return worst(recipe), metric
-        values.append(final)
-    return math.fsum(values) / len(values), metric
+        tried.append(as_trial(record, config.directory(order.root)))
+        if value(record, judging_metric(recipe, record)) is None:  # it diverged, so the other seeds do not matter
+            break
+    return judgement(recipe, tried), judging_metric(recipe, tried[-1])
 
 
 def _work_in_processes(order: Order, jobs: int, listener: Callable[[], Listener]) -> None:
@@ -205,7 +152,7 @@ def _work_in_processes(order: Order, jobs: int, listener: Callable[[], Listener]
 def _worker(order: Order, listener: Listener) -> str | None:
     """Run as one of the processes, and return what the user has to fix."""
     try:
-        _work(order, order.ledgers(), listener)
+        _work(order, _ledgers(order), listener)
     except UserError as error:
         return str(error)
     return None

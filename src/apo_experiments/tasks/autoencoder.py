@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, final
+from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from apo.discrepancy import BernoulliKL
@@ -23,8 +23,6 @@ from apo_experiments.models.parts import scaled
 from apo_experiments.problem import Problem
 from apo_experiments.recipe import Setting
 from apo_experiments.tasks.evaluation import judged
-
-__all__ = ["DEFAULTS", "PenalisedLoss", "autoencoder", "built", "entropy", "pictures_of"]
 
 #: Options: ``width`` multiplies the hidden sizes 1000-500-250-30, ``l2`` is the coefficient of the penalty,
 #: ``train_images`` takes the first so many.
@@ -51,7 +49,8 @@ def autoencoder(options: Mapping[str, Any], setting: Setting) -> Problem:
     train, test = pictures_of(options, setting)
     problem = built(train, options, setting)
     objective = judged({"": (train, train)}, {"objective": problem.loss})
-    error = judged({"test": (test, test)}, {"error": _squared_error})
+    squared = {"error": lambda output, target: (output.sigmoid() - target).square().sum(1).mean()}
+    error = judged({"test": (test, test)}, squared)
     return replace(problem, evaluate=lambda model: {**objective(model), **error(model)})
 
 
@@ -60,28 +59,17 @@ def built(train: Tensor, options: Mapping[str, Any], setting: Setting) -> Proble
     sizes = [train.shape[1], *scaled([1000, 500, 250, 30], options["width"])]
     model = Autoencoder(sizes, initialisation=options["initialisation"]).to(setting.device)
     stream = TableBatches(train, train, options["batch_size"], setting.seed, setting.device)
-    return Problem(model, PenalisedLoss(model, options["l2"]), stream, lambda model: {}, BernoulliKL())
+    weights = list(model.parameters())
 
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        return entropy(output, target) + 0.5 * options["l2"] * sum(p.square().sum() for p in weights)
 
-@final
-class PenalisedLoss:
-    """Cross-entropy of a picture plus the penalty on the network's weights."""
-
-    def __init__(self, model: nn.Module, l2: float) -> None:
-        self._parameters, self._l2 = list(model.parameters()), l2
-
-    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the objective of a batch."""
-        return entropy(output, target) + 0.5 * self._l2 * sum(p.square().sum() for p in self._parameters)
+    return Problem(model, loss, stream, lambda model: {}, BernoulliKL())
 
 
 def entropy(output: Tensor, target: Tensor) -> Tensor:
     """Return the mean cross-entropy of a picture."""
     return F.binary_cross_entropy_with_logits(output, target, reduction="sum") / len(output)
-
-
-def _squared_error(output: Tensor, target: Tensor) -> Tensor:
-    return (output.sigmoid() - target).square().sum(1).mean()
 
 
 def pictures_of(options: Mapping[str, Any], setting: Setting) -> tuple[Tensor, Tensor]:

@@ -14,15 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from apo_experiments.data import digits as digits_data
+from apo_experiments.data import tables as tables_data
 from apo_experiments.problem import Problem
 from apo_experiments.recipe import Setting
 from apo_experiments.tasks import autoencoder as whole_autoencoder
 from apo_experiments.tasks import images as whole_images
 from apo_experiments.tasks import uci as whole_uci
 from apo_experiments.tasks.evaluation import Part, judged
-
-__all__ = ["AUTOENCODER", "DIGITS", "IMAGES", "TABLES", "autoencoder", "digits", "images", "tables"]
 
 #: Options of each task; those of the tasks that they are made of, where these say what they mean.
 IMAGES = {key: value for key, value in whole_images.DEFAULTS.items() if key != "validation"}
@@ -55,7 +53,7 @@ def digits(options: Mapping[str, Any], setting: Setting) -> Problem:
         torch.Size([32, 64])
     """
     if options["data"] == "official":
-        inputs, labels = digits_data.load(setting.data_dir)
+        inputs, labels = tables_data.digits(setting.data_dir)
     else:
         inputs, labels = _generated_digits()
     train, valid, test = _parts(inputs[: options["rows"]], labels[: options["rows"]], setting.device)

@@ -57,6 +57,14 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     },
 }
 
+#: The type of a network's parameters. Automatic mixed precision leaves it alone; the training step applies that.
+NUMBER_TYPES = {
+    "float32": torch.float32,
+    "bf16-autocast": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+
 #: What is measured on images; the loss in full precision.
 MEASURES: Measures = {
     "accuracy": lambda logits, labels: 100 * (logits.argmax(1) == labels).float().mean(),
@@ -91,11 +99,12 @@ def images(options: Mapping[str, Any], setting: Setting) -> Problem:
     sized = {"size": size} if options["model"] in ("mlp", "lenet") else {}  # the others pool whatever is left
     build = MODELS[choose("model", options["model"], MODELS)]
     model = build(pictures.classes, channels, width=float(options["width"]), **sized)
-    model = in_precision(model, options["precision"]).to(device)
+    dtype = NUMBER_TYPES[choose("precision", options["precision"], NUMBER_TYPES)]
+    model = (model if dtype == torch.float32 else SixteenBit(model, dtype)).to(device)
     fast = device.type == "cuda" and options["precision"] != "float32"
     if fast if options["channels_last"] is None else options["channels_last"]:
         model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    normalize = Normalization(pictures.mean, pictures.std, number_type(options["precision"]), device)
+    normalize = Normalization(pictures.mean, pictures.std, dtype, device)
     train = (pictures.train_images, pictures.train_labels)
     stream = ImageBatches(*train, options["batch_size"], setting.seed, device, normalize, options["augment"])
     parts = {part: (shown.to(device), labels.to(device)) for part, (shown, labels) in parts.items()}
@@ -116,26 +125,6 @@ def _load(options: Mapping[str, Any], setting: Setting) -> data.ImageSet:
     channels, size, classes = _SHAPES[choose("dataset", name, _SHAPES)]
     train, test = options["train_images"] or 512, options["test_images"] or 256
     return data.generated((channels, size, size), classes, train, test)
-
-
-#: Automatic mixed precision does not change the network; the training step applies it.
-_NUMBER_TYPES = {
-    "float32": torch.float32,
-    "bf16-autocast": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
-
-
-def number_type(precision: str) -> torch.dtype:
-    """Return the type of a network's parameters."""
-    return _NUMBER_TYPES[choose("precision", precision, _NUMBER_TYPES)]
-
-
-def in_precision(model: nn.Module, precision: str) -> nn.Module:
-    """Return the network with parameters of a precision; what it returns stays float32."""
-    dtype = number_type(precision)
-    return model if dtype == torch.float32 else SixteenBit(model, dtype)
 
 
 @final

@@ -13,17 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from apo_experiments.data.characters import WindowBatches, as_numbers, windows
-from apo_experiments.data.streams import TextBatches
-from apo_experiments.data.vocabulary import PAD, WordVocabulary, encoded
+from apo_experiments.data.streams import TextBatches, WindowBatches, windows
+from apo_experiments.data.vocabulary import PAD, WordVocabulary, as_numbers, encoded
 from apo_experiments.models.gpt import GPT
 from apo_experiments.models.transformer import Transformer
 from apo_experiments.problem import Problem
 from apo_experiments.recipe import Setting
 from apo_experiments.tasks.evaluation import judged
 from apo_experiments.tasks.translation import NextWord, corpus_of, next_words
-
-__all__ = ["CHARACTERS", "WORDS", "characters", "words"]
 
 #: Options: the corpus, of which the English side is read, and the first so many of its pairs; the network.
 CHARACTERS: dict[str, Any] = {
@@ -75,7 +72,8 @@ def characters(options: Mapping[str, Any], setting: Setting) -> Problem:
     stream = WindowBatches(train, context, options["batch_size"], setting.seed, setting.device)
     guess = _by_frequency(train, test[1:], len(alphabet))
     parts = {"valid": windows(valid, context), "test": windows(test, context)}
-    return Problem(model, F.cross_entropy, stream, judged(parts, {"loss": _entropy}, guess, chunk=_CHUNK))
+    measures = {"loss": lambda logits, target: F.cross_entropy(logits.float(), target.flatten())}
+    return Problem(model, F.cross_entropy, stream, judged(parts, measures, guess, chunk=_CHUNK))
 
 
 def words(options: Mapping[str, Any], setting: Setting) -> Problem:
@@ -108,10 +106,6 @@ def words(options: Mapping[str, Any], setting: Setting) -> Problem:
         return {"guess": guess, **losses}
 
     return Problem(model, nn.CrossEntropyLoss(ignore_index=PAD), train, evaluate)
-
-
-def _entropy(logits: Tensor, target: Tensor) -> Tensor:
-    return F.cross_entropy(logits.float(), target.flatten())
 
 
 def _by_frequency(train: Tensor, test: Tensor, size: int) -> float:

@@ -11,16 +11,13 @@ from torch import Tensor, nn
 
 from apo_experiments.data import text
 from apo_experiments.data.streams import TextBatch, TextBatches, padded
-from apo_experiments.data.vocabulary import BOS, EOS, PAD, Vocabulary, encoded
+from apo_experiments.data.vocabulary import BOS, EOS, PAD, encoded
 from apo_experiments.data.vocabulary import build as build_vocabulary
 from apo_experiments.errors import choose, required
-from apo_experiments.models.decoding import beam_search
-from apo_experiments.models.transformer import Transformer
+from apo_experiments.models.transformer import Transformer, beam_search
 from apo_experiments.problem import Problem
 from apo_experiments.recipe import Setting
 from apo_experiments.tasks.evaluation import evaluating
-
-__all__ = ["DEFAULTS", "NextWord", "corpus_of", "next_words", "translation"]
 
 #: Options: the corpus and the first so many of its training pairs; the network; ``max_tokens`` of a batch; ``beam`` 1
 #: for greedy translation; how many test sentences are translated at the end of an epoch (None for all of them).
@@ -64,8 +61,24 @@ def translation(options: Mapping[str, Any], setting: Setting) -> Problem:
         for pairs in (corpus.train, corpus.valid)
     )
     loss = nn.CrossEntropyLoss(ignore_index=PAD, label_smoothing=options["label_smoothing"])
-    judge = _Judge(valid, corpus.test[: options["bleu_sentences"]], vocabulary, options["beam"], setting.device)
-    return Problem(model, loss, train, judge)
+    # Sentences of similar length together: less padding, and decoding ends with the longest.
+    test = sorted(corpus.test[: options["bleu_sentences"]], key=lambda pair: len(pair[0]))
+    sources, references = [vocabulary.encode(source) for source, _ in test], [target for _, target in test]
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        assert isinstance(model, NextWord)
+        entropy, right = next_words(model, valid.in_order())
+        translations = []
+        with evaluating(model):
+            for start in range(0, len(sources), _CHUNK):
+                some = padded([[*source, EOS] for source in sources[start : start + _CHUNK]]).to(setting.device)
+                most = min(2 * some.shape[1] + 10, 500)  # the network has 512 positions
+                found = beam_search(model.transformer, some, BOS, EOS, max_length=most, width=int(options["beam"]))
+                translations += [vocabulary.decode(pieces) for pieces in found.tolist()]
+        bleu = required("sacrebleu").corpus_bleu(translations, [references]).score
+        return {"bleu": bleu, "valid_loss": entropy, "valid_accuracy": right}
+
+    return Problem(model, loss, train, evaluate)
 
 
 @final
@@ -97,36 +110,6 @@ def next_words(model: NextWord, batches: Sequence[TextBatch]) -> tuple[float, fl
     with evaluating(model):
         entropy, correct, count = torch.stack([score(*batch) for batch in batches]).sum(0).tolist()
     return entropy / count, 100 * correct / count
-
-
-@final
-class _Judge:
-    """Scores the next words of the validation text and translates the test text."""
-
-    def __init__(
-        self, valid: TextBatches, test: Sequence[text.Pair], vocabulary: Vocabulary, beam: int, device: torch.device
-    ) -> None:
-        self._valid, self._vocabulary, self._beam, self._device = valid.in_order(), vocabulary, int(beam), device
-        # Sentences of similar length together: less padding, and decoding ends with the longest.
-        pairs = sorted(test, key=lambda pair: len(pair[0]))
-        self._sources = [vocabulary.encode(source) for source, _ in pairs]
-        self._references = [target for _, target in pairs]
-
-    def __call__(self, model: nn.Module) -> dict[str, float]:
-        assert isinstance(model, NextWord)
-        loss, right = next_words(model, self._valid)
-        with evaluating(model):
-            bleu = required("sacrebleu").corpus_bleu(self._translate(model.transformer), [self._references]).score
-        return {"bleu": bleu, "valid_loss": loss, "valid_accuracy": right}
-
-    def _translate(self, transformer: Transformer) -> list[str]:
-        translations = []
-        for start in range(0, len(self._sources), _CHUNK):
-            sources = padded([[*source, EOS] for source in self._sources[start : start + _CHUNK]]).to(self._device)
-            most = min(2 * sources.shape[1] + 10, 500)  # the network has 512 positions
-            found = beam_search(transformer, sources, BOS, EOS, max_length=most, width=self._beam)
-            translations += [self._vocabulary.decode(pieces) for pieces in found.tolist()]
-        return translations
 
 
 def corpus_of(options: Mapping[str, Any], setting: Setting) -> text.ParallelText:

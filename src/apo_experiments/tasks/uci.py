@@ -16,8 +16,6 @@ from apo_experiments.problem import Problem
 from apo_experiments.recipe import Setting
 from apo_experiments.tasks.evaluation import Part, judged
 
-__all__ = ["DEFAULTS", "perceptron", "table_of", "uci"]
-
 #: Options: the table, where it comes from, units of each of the two hidden layers; the first so many ``rows``.
 DEFAULTS: dict[str, Any] = {
     "table": "protein",

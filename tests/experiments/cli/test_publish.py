@@ -10,8 +10,9 @@ import pytest
 from tests.experiments.cli import registry
 
 # no_tuning: `apo publish` needs it, and cannot import it once the small recipes stand in for the real ones.
-from apo_experiments import no_tuning, publication, records  # noqa: F401
+from apo_experiments import no_tuning, records  # noqa: F401
 from apo_experiments.methods import METHODS
+from apo_experiments.publication import compact
 from apo_experiments.publication.compact import LIMIT, path_of
 from apo_experiments.publication.page import BEGIN, END
 from apo_experiments.records import Record
@@ -72,7 +73,7 @@ def test_records_table_rows_and_figure_come_of_the_runs_and_twice_is_once(apo, a
     assert apo("publish").code == 0
     assert before == {path: path.read_bytes() for folder in ("results", "docs") for path in Path(folder).rglob("*.*")}
     runs = {(r.config.label, r.config.seed): r for r in records.find(Path("runs")) if r.config.epochs == 4}
-    for record in publication.find(Path("results")):
+    for record in compact.find(Path("results")):
         own = runs.pop((record.config.label, record.config.seed))
         assert record.config.identity() == own.config.identity()
         assert [row["train_loss"] for row in record.rows] == pytest.approx(
@@ -145,7 +146,7 @@ def test_a_page_without_a_place_for_tables_is_one_sentence(apo, page):
 def test_a_long_curve_is_thinned_out_and_keeps_its_end(tmp_path):
     rows = [{"kind": "row", "step": step, "x": [step / 7] * 10} for step in range(1, 5001)]
     record = Record(RunConfig("r", "SGD", "sgd", "paper", 0, 1), {}, rows, {"metrics": {}})
-    path = publication.write(record, tmp_path)
+    path = compact.write(record, tmp_path)
     assert path == path_of(record.config, tmp_path) and path.stat().st_size <= LIMIT
-    kept = publication.read(path).rows
+    kept = compact.read(path).rows
     assert kept[-1]["step"] == 5000 and len(kept) > 500

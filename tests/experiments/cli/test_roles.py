@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from apo_experiments import publication, records
-from apo_experiments.roles import chosen_by, is_swept, is_trial
+from apo_experiments import records
+from apo_experiments.publication import compact
 from apo_experiments.tuning import current
 
 WORDS = ("little-mlp", "--scale", "paper", "--set", "data=generated", "--method", "SGD")
@@ -38,12 +38,12 @@ def test_a_run_that_a_sweep_has_trained_is_a_result_once_apo_run_asks_for_it(apo
     swept(given, 1e-9, 0.3)
     assert given("run", "--best", "--seeds", "1").code == 0
     best, other = found()[0.3, 0], found()[1e-9, 0]
-    assert not is_swept(best) and is_trial(best) and chosen_by(best)["points"] == 2
-    assert is_swept(other) and chosen_by(other) is None
+    assert not best.is_swept and best.is_trial and best.chosen_by["points"] == 2
+    assert other.is_swept and other.chosen_by is None
     assert current(registries["little-mlp"], "paper", [best, other]) == [best]
     assert "little-mlp: 1 run, and " in apo("publish", "--to", "results").out
-    (compact,) = publication.find(Path("results"))
-    assert compact.header["command"] == ["apo", "run", *WORDS] and compact.header["chosen_by"]["points"] == 2
+    (published,) = compact.find(Path("results"))
+    assert published.header["command"] == ["apo", "run", *WORDS] and published.header["chosen_by"]["points"] == 2
     assert len(Path("results/little-mlp/paper/tuning.jsonl").read_text().splitlines()) == 2
 
 
@@ -54,7 +54,7 @@ def test_a_trial_that_became_a_result_is_still_a_trial_and_the_other_seeds_of_th
     runs = found()
     assert set(runs) == {(1e-9, 0), (0.3, 0), (0.3, 1)}
     assert given("run", "--best", "--seeds", "3").code == 0
-    origin = chosen_by(found()[0.3, 2])
+    origin = found()[0.3, 2].chosen_by
     assert (origin["points"], origin["seeds"]) == (2, 1)
     assert origin["commands"] == [["apo", "sweep", *WORDS]]
 
@@ -69,7 +69,7 @@ def test_a_folder_that_is_called_sweep_makes_no_sweep_of_a_run(given):
     assert given("run", "--seeds", "1", told=["--debug"]).code == 0
     (record,) = records.find(Path("runs"))
     record.header["command"] += ["--runs", "sweep"]
-    assert not is_swept(record)
+    assert not record.is_swept
 
 
 def test_a_note_leaves_the_rest_of_the_record_as_it_was(given):

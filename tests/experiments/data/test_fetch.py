@@ -63,7 +63,7 @@ def sha256(content: bytes) -> Checksum:
 
 def offer(monkeypatch: pytest.MonkeyPatch, *sources: Source, checksum: Checksum | None = None) -> None:
     """Registers a data set of one file for each path of the sources."""
-    files = tuple(DataFile(path, None, checksum) for source in sources for _, path in source.files)
+    files = tuple(DataFile(path, None, checksum) for source in sources for path in source.paths)
     entry = Dataset("toy", "A toy", "tables", files, sources, "none", "draw it yourself")
     monkeypatch.setitem(registry.DATASETS, "toy", entry)
 
@@ -75,7 +75,7 @@ def left_in(root: Path) -> list[str]:
 def test_a_plain_file_is_fetched_verified_and_not_fetched_twice(site, root, monkeypatch) -> None:
     address, folder = site
     (folder / "a.csv").write_bytes(CONTENT)
-    offer(monkeypatch, Source((f"{address}/a.csv",), (("a.csv", "uci/a.csv"),)), checksum=sha256(CONTENT))
+    offer(monkeypatch, Source((f"{address}/a.csv",), ("uci/a.csv",)), checksum=sha256(CONTENT))
     assert verify("toy", root) == [f"{root / 'uci/a.csv'} is missing"]
     lines: list[str] = []
     fetch("toy", root, lines.append)
@@ -90,7 +90,7 @@ def test_a_plain_file_is_fetched_verified_and_not_fetched_twice(site, root, monk
 def test_a_damaged_file_is_fetched_again(site, root, monkeypatch) -> None:
     address, folder = site
     (folder / "a.csv").write_bytes(CONTENT)
-    offer(monkeypatch, Source((f"{address}/a.csv",), (("a.csv", "a.csv"),)), checksum=sha256(CONTENT))
+    offer(monkeypatch, Source((f"{address}/a.csv",), ("a.csv",)), checksum=sha256(CONTENT))
     root.mkdir()
     (root / "a.csv").write_bytes(CONTENT[:-3])
     assert "corrupted" in verify("toy", root)[0]
@@ -120,10 +120,9 @@ def test_archives_yield_their_wanted_members_alone(site, root, monkeypatch, kind
     address, folder = site
     packed = make_archive(kind, {"toy/a.csv" if kind == "tar" else "a.csv": CONTENT, "toy/readme.html": b"hello"})
     (folder / "packed").write_bytes(packed)
-    member = "toy/a.csv" if kind == "tar" else "a.csv"
     offer(
         monkeypatch,
-        Source((f"{address}/packed",), ((member, "deep/er/a.csv"),), kind, sha256(packed)),
+        Source((f"{address}/packed",), ("deep/er/a.csv",), kind, sha256(packed)),
         checksum=sha256(CONTENT),
     )
     fetch("toy", root, lambda line: None)
@@ -135,7 +134,7 @@ def test_archives_yield_their_wanted_members_alone(site, root, monkeypatch, kind
 def test_an_archive_cannot_write_elsewhere(tmp_path, site, root, monkeypatch, kind: str, evil: str) -> None:
     address, folder = site
     (folder / "packed").write_bytes(make_archive(kind, {evil: b"evil", "a.csv": CONTENT}))
-    source = Source((f"{address}/packed",), (("a.csv", "a.csv"),), kind)
+    source = Source((f"{address}/packed",), ("a.csv",), kind)
     offer(monkeypatch, source, checksum=sha256(CONTENT))
     fetch("toy", root, lambda line: None)
     assert left_in(tmp_path) == ["data/a.csv", "site/packed"]
@@ -147,7 +146,7 @@ def test_a_link_in_place_of_a_wanted_file_is_refused(site, root, monkeypatch) ->
         link = tarfile.TarInfo("a.csv")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
         archive.addfile(link)
-    offer(monkeypatch, Source((f"{address}/packed",), (("a.csv", "a.csv"),), "tar"))
+    offer(monkeypatch, Source((f"{address}/packed",), ("a.csv",), "tar"))
     with pytest.raises(UserError, match=r"lacks a\.csv"):
         fetch("toy", root, lambda line: None)
 
@@ -157,7 +156,7 @@ def test_a_damaged_archive_leaves_nothing_behind(site, root, monkeypatch, kind) 
     address, folder = site
     packed = make_archive(kind, {"a.csv": os.urandom(5000)})
     (folder / "packed").write_bytes(packed[: len(packed) // 2])
-    offer(monkeypatch, Source((f"{address}/packed",), (("a.csv", "a.csv"),), kind))
+    offer(monkeypatch, Source((f"{address}/packed",), ("a.csv",), kind))
     with pytest.raises(UserError, match="is damaged"):
         fetch("toy", root, lambda line: None)
     assert left_in(root) == [] and list(root.iterdir()) == []
@@ -166,7 +165,7 @@ def test_a_damaged_archive_leaves_nothing_behind(site, root, monkeypatch, kind) 
 def test_a_missing_member_is_named(site, root, monkeypatch) -> None:
     address, folder = site
     (folder / "packed").write_bytes(make_archive("zip", {"b.csv": CONTENT}))
-    offer(monkeypatch, Source((f"{address}/packed",), (("a.csv", "a.csv"),), "zip"))
+    offer(monkeypatch, Source((f"{address}/packed",), ("a.csv",), "zip"))
     with pytest.raises(UserError, match=r"lacks a\.csv"):
         fetch("toy", root, lambda line: None)
 
@@ -174,12 +173,12 @@ def test_a_missing_member_is_named(site, root, monkeypatch) -> None:
 def test_a_wrong_checksum_is_refused_and_nothing_is_left(site, root, monkeypatch) -> None:
     address, folder = site
     (folder / "a.csv").write_bytes(CONTENT)
-    source = Source((f"{address}/a.csv",), (("a.csv", "a.csv"),))
+    source = Source((f"{address}/a.csv",), ("a.csv",))
     offer(monkeypatch, source, checksum=sha256(b"other"))
     with pytest.raises(UserError, match=r"a\.csv as downloaded from .* is corrupted"):
         fetch("toy", root, lambda line: None)
     assert list(root.iterdir()) == []
-    offer(monkeypatch, Source(source.urls, source.files, checksum=sha256(b"other")))
+    offer(monkeypatch, Source(source.urls, source.paths, checksum=sha256(b"other")))
     with pytest.raises(UserError, match="is not the published one"):
         fetch("toy", root, lambda line: None)
     assert list(root.iterdir()) == []
@@ -189,7 +188,7 @@ def test_a_mirror_steps_in_for_a_broken_connection_and_a_missing_page(site, root
     address, folder = site
     (folder / "a.csv").write_bytes(CONTENT)
     urls = (f"{address}/broken/a.csv", f"{address}/none.csv", f"{address}/a.csv")
-    offer(monkeypatch, Source(urls, (("a.csv", "a.csv"),)), checksum=sha256(CONTENT))
+    offer(monkeypatch, Source(urls, ("a.csv",)), checksum=sha256(CONTENT))
     fetch("toy", root, lambda line: None)
     assert (root / "a.csv").read_bytes() == CONTENT
 
@@ -197,7 +196,7 @@ def test_a_mirror_steps_in_for_a_broken_connection_and_a_missing_page(site, root
 def test_no_mirror_left_is_one_sentence_with_every_reason(site, root, monkeypatch) -> None:
     address, _ = site
     urls = (f"{address}/broken/a.csv", f"{address}/none.csv", "http://127.0.0.1:9/a.csv")
-    offer(monkeypatch, Source(urls, (("a.csv", "a.csv"),)))
+    offer(monkeypatch, Source(urls, ("a.csv",)))
     with pytest.raises(UserError) as error:
         fetch("toy", root, lambda line: None)
     message = str(error.value)
@@ -210,7 +209,7 @@ def test_no_mirror_left_is_one_sentence_with_every_reason(site, root, monkeypatc
 def test_a_full_disk_is_one_sentence_and_leaves_nothing_behind(site, root, monkeypatch, moment) -> None:
     address, folder = site
     (folder / "packed").write_bytes(make_archive("zip", {"a.csv": CONTENT}))
-    offer(monkeypatch, Source((f"{address}/packed",), (("a.csv", "a.csv"),), "zip"))
+    offer(monkeypatch, Source((f"{address}/packed",), ("a.csv",), "zip"))
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -239,7 +238,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing_behind(site, root, monke
 
 def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("in the way")
-    offer(monkeypatch, Source(("http://127.0.0.1:9/a.csv",), (("a.csv", "a.csv"),)))
+    offer(monkeypatch, Source(("http://127.0.0.1:9/a.csv",), ("a.csv",)))
     with pytest.raises(UserError, match="cannot be stored in"):
         fetch("toy", tmp_path / "file" / "data", lambda line: None)
 

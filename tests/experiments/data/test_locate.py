@@ -65,7 +65,7 @@ def test_the_registry_is_consistent() -> None:
         assert entry.name == name and entry.kind in ("images", "tables", "text")
         paths = [file.path for file in entry.files]
         assert all(not path.startswith("/") and ".." not in path for path in paths)
-        delivered = [path for source in entry.sources for _, path in source.files]
+        delivered = [path for source in entry.sources for path in source.paths]
         assert not delivered or sorted(delivered) == sorted(paths), f"the sources of {name} are not its files"
         for file in entry.files:
             if file.checksum:

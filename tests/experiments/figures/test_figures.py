@@ -178,18 +178,18 @@ def test_figure_1_divides_updates_by_their_proximal_terms_and_orders_them_by_str
 
 
 def test_the_same_records_give_the_same_bytes():
-    assert figures.svg(figures.draw(RECIPE, RUNS)) == figures.svg(figures.draw(RECIPE, RUNS))
+    assert figures.rendered(figures.draw(RECIPE, RUNS), "svg") == figures.rendered(figures.draw(RECIPE, RUNS), "svg")
 
 
 def test_drawing_leaves_the_users_matplotlib_settings_alone():
     import matplotlib
 
     with matplotlib.rc_context({"font.size": 23, "axes.grid": False}):
-        figures.svg(figures.draw(RECIPE, RUNS))
+        figures.rendered(figures.draw(RECIPE, RUNS), "svg")
         assert matplotlib.rcParams["font.size"] == 23 and not matplotlib.rcParams["axes.grid"]
 
 
 @pytest.mark.parametrize("name", sorted(figures.FIGURES))
 def test_every_figure_copes_with_runs_that_have_hardly_begun(name):
     begun = made_up.record(SGD, 0, made_up.training(SGD, 0, epochs=1).rows, None)
-    assert figures.svg(figures.draw(RECIPE, [begun], name)).startswith(b"<?xml")
+    assert figures.rendered(figures.draw(RECIPE, [begun], name), "svg").startswith(b"<?xml")

@@ -65,7 +65,7 @@ def test_schedule_free_shows_the_average_at_the_end_of_an_epoch_and_only_there()
     modes = []
     for _ in range(8):
         take_steps(stepper, task, 1)
-        modes.append(stepper.driver.optimizer.param_groups[0]["train_mode"])  # type: ignore[attr-defined]
+        modes.append(stepper.optimizer.param_groups[0]["train_mode"])  # type: ignore[attr-defined]
     assert modes == [True, True, True, False] * 2
 
 
@@ -74,7 +74,7 @@ def test_shampoo_preconditions_every_weight_matrix_however_small():
     task = classification()
     stepper = build("shampoo", task, {"inverse_interval": 2})
     take_steps(stepper, task, 3)
-    state = stepper.driver.optimizer.state  # type: ignore[attr-defined]
+    state = stepper.optimizer.state  # type: ignore[attr-defined]
     counts = [len(state[p]["pre_conditioner"].pre_conditioners) for p in task.model.parameters() if p.ndim > 1]
     assert counts == [4, 2, 2]
 
@@ -85,7 +85,7 @@ def test_muon_takes_matrices_and_leaves_convolutions_embeddings_and_vectors_to_a
     model = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Conv2d(1, 2, 3), "c": nn.Embedding(5, 3)})
     task = Problem(model, nn.functional.mse_loss, Cycle([(None, None)]), lambda model: {})
     stepper = build("muon", task, {"lr": 3e-2, "adamw_lr": 1e-2})
-    muon, adamw = stepper.driver.optimizer.param_groups  # type: ignore[attr-defined]
+    muon, adamw = stepper.optimizer.param_groups  # type: ignore[attr-defined]
     assert [p.shape for p in muon["params"]] == [(3, 3)] and muon["lr"] == 3e-2
     assert len(adamw["params"]) == 4 and adamw["lr"] == 1e-2
 

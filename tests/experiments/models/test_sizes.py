@@ -10,14 +10,14 @@ from apo_experiments.models import (
     MLP,
     VGG,
     AlexNet,
-    Autoencoder,
     LeNet,
-    Transformer,
     WideResNet,
     resnet18,
     resnet32,
     resnet34,
 )
+from apo_experiments.models.mlp import Autoencoder
+from apo_experiments.models.transformer import Transformer
 from apo_experiments.tasks.rosenbrock import Rosenbrock
 
 

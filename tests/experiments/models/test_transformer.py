@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from apo_experiments.models import Transformer, beam_search
+from apo_experiments.models.transformer import Transformer, beam_search
 
 PAD, BEGIN, END = 0, 1, 2
 

@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from apo_experiments.commands import options
-from apo_experiments.commands.planned import planned, shared_out
+from apo_experiments.commands.run import planned, shared_out
 from apo_experiments.errors import UserError
 from apo_experiments.methods import METHODS
 from apo_experiments.methods.packages import PACKAGES
 from apo_experiments.recipe import Setting
 from apo_experiments.recipes import plan
-from apo_experiments.recipes.no_tuning import CHOOSING, RECIPES
-from apo_experiments.recipes.untuned import RATES, USUAL, label_of
+from apo_experiments.recipes.no_tuning import CHOOSING, RATES, RECIPES, USUAL, label_of
 
 ARGUMENTS = {"scale": "smoke", "set": None, "epochs": None, "seeds": 1, "device": "cpu", "compile": False}
 

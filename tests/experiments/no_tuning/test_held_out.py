@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from apo_experiments.data import digits as digits_data
+from apo_experiments.data import tables as tables_data
 from apo_experiments.errors import UserError
 from apo_experiments.recipe import Setting
 from apo_experiments.tasks import held_out, language
@@ -53,14 +53,14 @@ def test_the_guess_of_a_text_is_by_frequency():
 
 
 def test_digits_come_from_the_folder_of_the_data_or_from_scikit_learn(tmp_path, monkeypatch):
-    pixels, labels = digits_data.load(tmp_path)
+    pixels, labels = tables_data.digits(tmp_path)
     assert pixels.shape == (1797, 64) and float(pixels.max()) == 1.0 and labels.bincount().min() > 170
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(UserError, match="The digits come with scikit-learn"):
-        digits_data.load(tmp_path)
+        tables_data.digits(tmp_path)
     (tmp_path / "digits").mkdir()
     content = torch.cat([pixels * 16, labels[:, None]], 1).long()[:3].tolist()
     text = "\n".join(",".join(map(str, row)) for row in content)
-    (tmp_path / digits_data.FILE).write_bytes(gzip.compress(text.encode()))
-    again = digits_data.load(tmp_path)
+    (tmp_path / tables_data.DIGITS).write_bytes(gzip.compress(text.encode()))
+    again = tables_data.digits(tmp_path)
     assert torch.equal(again[0], pixels[:3]) and torch.equal(again[1], labels[:3])

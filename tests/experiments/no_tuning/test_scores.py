@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.experiments.no_tuning.made_up import run
 
-from apo_experiments.no_tuning.choice import calibrated, regret, tuned
-from apo_experiments.no_tuning.scores import scores, standings, task_runs
-from apo_experiments.recipes.no_tuning import RECIPES
-from apo_experiments.recipes.untuned import RATES, label_of
+from apo_experiments.no_tuning.scores import calibrated, regret, scores, standings, task_runs, tuned
+from apo_experiments.recipes.no_tuning import RATES, RECIPES, label_of
 
 ACCURACY, LOSS = RECIPES["no-tuning-digits-mlp"], RECIPES["no-tuning-protein"]
 

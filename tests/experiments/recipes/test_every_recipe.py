@@ -6,7 +6,6 @@ import pytest
 import torch
 from tests.experiments.methods.conformance import complete
 
-from apo_experiments.comparable import differences_of_scale, own_method
 from apo_experiments.data.registry import DATASETS
 from apo_experiments.errors import UserError
 from apo_experiments.figures import FIGURES
@@ -15,6 +14,7 @@ from apo_experiments.methods.schedules import schedule_factor
 from apo_experiments.problem import Budget
 from apo_experiments.recipe import SCALES
 from apo_experiments.recipes import FAMILIES, RECIPES, plan
+from apo_experiments.results import differences_of_scale, own_method
 from apo_experiments.train import train
 
 NAMES = sorted(RECIPES)

@@ -8,16 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from apo_experiments import publication, records, tuning
+from apo_experiments import records, tuning
 from apo_experiments.cli import main
 from apo_experiments.errors import UserError
+from apo_experiments.publication import compact
 from apo_experiments.publication.compact import path_of
+from apo_experiments.publication.rows import rows
 from apo_experiments.recipes import RECIPES, plan
 from apo_experiments.records import NAME, Record
 from apo_experiments.renamed import as_first_named, in_words_of_today, of_today
 from apo_experiments.results import variant
 from apo_experiments.runs import RunConfig
-from apo_experiments.sweep.grid import searches
+from apo_experiments.sweep.grid import Order, searches
 
 RESULTS = Path(__file__).parents[3] / "results"
 MLP = RECIPES["mnist-mlp"]
@@ -32,6 +34,10 @@ def final(config: RunConfig, figure: float, **header: object) -> Record:
     return Record(config, header, [], {"kind": "summary", "metrics": {MLP.metric: figure}, "seconds": 1.0})
 
 
+def share(text: str) -> dict[str, str]:
+    return {"other_batch_share": text}
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_record_from_before_is_the_run_that_is_planned_today(name):
     for scale in RECIPES[name].scales:
@@ -42,12 +48,11 @@ def test_a_record_from_before_is_the_run_that_is_planned_today(name):
             assert (read.identity(), variant(read)) == (config.identity(), variant(config))
 
 
-@pytest.mark.parametrize("share", ["rising", "none", "0.5"])
-def test_committed_records_are_those_of_todays_plans(share):
-    words, _, _ = in_words_of_today([f"other_batch_share={share}"])
-    settings = dict(word.split("=") for word in words)
+@pytest.mark.parametrize("text", ["rising", "none", "0.5"])
+def test_committed_records_are_those_of_todays_plans(text):
+    settings, _, _ = in_words_of_today(share(text), {})
     made = {path_of(config, RESULTS).exists() for config in plan(MLP, "cpu", ["SGDm-APO"], 3, settings)}
-    assert made == {share != "0.5"}  # which nobody has run
+    assert made == {text != "0.5"}  # which nobody has run
 
 
 def test_both_names_together_were_never_one_setting():
@@ -59,40 +64,40 @@ def test_both_names_together_were_never_one_setting():
 @pytest.mark.parametrize(
     ("given", "read", "sentence"),
     [
-        (["sigma=2"], ["over_relaxation=2"], "write --set over_relaxation=2."),
-        (["other_batch_share=rising"], ["other_batch_share=none", "total_steps=auto"], "write --set total_steps=auto."),
-        (["other_batch_share=none"], ["other_batch_share=none", "total_steps=none"], "write --set total_steps=none,"),
-        (["other_batch_share=0.5"], ["other_batch_share=0.5", "total_steps=none"], "write --set total_steps=none,"),
+        ({"sigma": "2"}, {"over_relaxation": "2"}, "write --set over_relaxation=2."),
+        (share("rising"), {**share("none"), "total_steps": "auto"}, "write --set total_steps=auto."),
+        (share("none"), {**share("none"), "total_steps": "none"}, "write --set total_steps=none,"),
+        (share("0.5"), {**share("0.5"), "total_steps": "none"}, "write --set total_steps=none,"),
     ],
 )
 def test_a_former_name_is_read_and_one_sentence_says_so(given, read, sentence):
-    words, _, sentences = in_words_of_today(["lr=0.1", *given])
-    assert words == ["lr=0.1", *read] and len(sentences) == 1 and sentence in sentences[0]
-    assert in_words_of_today(words) == (words, [], [])
+    words, _, sentences = in_words_of_today({"lr": "0.1", **given}, {})
+    assert words == {"lr": "0.1", **read} and len(sentences) == 1 and sentence in sentences[0]
+    assert in_words_of_today(words, {}) == (words, {}, [])
 
 
 def test_names_of_today_are_left_alone():
-    words = ["over_relaxation=2", "other_batch_share=0.5", "total_steps=auto", "no pair"]
-    assert in_words_of_today(words, ["lr=0.1,0.3"]) == (words, ["lr=0.1,0.3"], [])
+    words = {"over_relaxation": "2", "total_steps": "auto", **share("0.5")}
+    assert in_words_of_today(words, {"lr": "0.1,0.3"}) == (words, {"lr": "0.1,0.3"}, [])
 
 
 @pytest.mark.parametrize(
     ("grid", "words", "axes"),
     [
-        ("sigma=1,2", [], ["over_relaxation=1,2"]),
-        ("other_batch_share=rising,none", [], ["total_steps=auto,none"]),
-        ("other_batch_share=none,0.5", ["total_steps=none"], ["other_batch_share=none,0.5"]),
+        ({"sigma": "1,2"}, {}, {"over_relaxation": "1,2"}),
+        (share("rising,none"), {}, {"total_steps": "auto,none"}),
+        (share("none,0.5"), {"total_steps": "none"}, share("none,0.5")),
     ],
 )
 def test_axes_of_a_grid_are_read_under_their_former_names(grid, words, axes):
-    assert in_words_of_today([], [grid])[:2] == (words, axes)
+    assert in_words_of_today({}, grid)[:2] == (words, axes)
 
 
 def test_what_has_no_name_of_today_is_refused():
     with pytest.raises(UserError, match="sigma is over_relaxation now, and both were given: leave sigma out"):
-        in_words_of_today(["sigma=2", "over_relaxation=1"])
+        in_words_of_today({"sigma": "2", "over_relaxation": "1"}, {})
     with pytest.raises(UserError, match=r"one axis cannot have rising and 0\.5: give two commands"):
-        in_words_of_today([], ["other_batch_share=rising,0.5"])
+        in_words_of_today({}, share("rising,0.5"))
 
 
 @pytest.mark.parametrize(
@@ -103,28 +108,28 @@ def test_what_has_no_name_of_today_is_refused():
     ],
 )
 def test_studies_from_before_are_found(grid, digest):
-    (search,) = searches(MLP, ["SGDm-APO"], "smoke", grid=grid)
+    (search,) = searches(MLP, Order(MLP.name, Path(), ["SGDm-APO"], "smoke", grid=grid))
     assert search.name == f"mnist-mlp/smoke/SGDm-APO/{digest}"
 
 
 def test_seeds_from_before_and_after_make_one_row(tmp_path):
     first, second = plan(MLP, "cpu", ["SGDm-APO"], 2)
-    path = publication.write(final(first, 1.0), tmp_path)
+    path = compact.write(final(first, 1.0), tmp_path)
     text = path.read_text().replace(json.dumps(asdict(first)), json.dumps(written_before(first)))
     assert '"rising"' in text and "total_steps" not in text
     path.write_text(text)
-    old = publication.read(path)
-    assert publication.write(old, tmp_path) == path
-    (row,) = publication.rows(MLP, "cpu", [old, final(second, 3.0)])
-    assert (row.settings, row.result.values) == ({}, (1.0, 3.0))
+    old = compact.read(path)
+    assert compact.write(old, tmp_path) == path
+    (row,) = rows(MLP, "cpu", [old, final(second, 3.0)])
+    assert (row.settings, row.values) == ({}, (1.0, 3.0))
 
 
 def test_best_finds_trials_from_before(tmp_path):
-    for share, figure in (("rising", 2.0), (None, 1.0)):
-        words = {"total_steps": "none" if share is None else "auto", "over_relaxation": "2"}
+    for former, figure in (("rising", 2.0), (None, 1.0)):
+        words = {"total_steps": "none" if former is None else "auto", "over_relaxation": "2"}
         (config,) = plan(MLP, "cpu", ["SGDm-APO"], 1, words)
         header = {"kind": "header", "config": written_before(config), "command": ["apo", "sweep", "mnist-mlp"]}
-        assert header["config"]["hyper"]["other_batch_share"] == share
+        assert header["config"]["hyper"]["other_batch_share"] == former
         folder = config.directory(tmp_path)
         folder.mkdir(parents=True)
         lines = [header, {"kind": "summary", "metrics": {MLP.metric: figure}}]

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.experiments.sweep import tiny
 
 from apo_experiments.errors import UserError
 from apo_experiments.recipes.figure_1 import RECIPES
-from apo_experiments.sweep.grid import _entries, coarse_to_fine, searches
+from apo_experiments.sweep.grid import Order, _entries, coarse_to_fine, searches
+
+
+def smoke(recipe, labels=None, **options):
+    return searches(recipe, Order(recipe.name, Path(), labels, "smoke", **options))
 
 
 @pytest.mark.parametrize("sizes", [(1,), (2,), (9,), (6, 8), (4, 3, 2), ()])
@@ -31,13 +36,13 @@ def test_the_first_points_are_spread_over_the_whole_grid():
 
 def test_a_value_that_is_given_twice_is_tried_once():
     entry = replace(tiny.recipe().entries[0], grid={"lr": [1e-3, 3e-4, 3e-4, 1e-4]})
-    (search,) = searches(tiny.recipe(entries=(entry,)), None, "smoke")
+    (search,) = smoke(tiny.recipe(entries=(entry,)), None)
     assert search.axes == {"lr": (1e-3, 3e-4, 1e-4)} and len(search.points) == 3
 
 
 def test_sweeps_share_a_study_only_if_they_train_the_same_runs():
     def name(recipe=None, **options):
-        return searches(recipe or tiny.recipe(), ["Descent"], "smoke", **options)[0].name
+        return smoke(recipe or tiny.recipe(), ["Descent"], **options)[0].name
 
     finer = replace(tiny.recipe().entries[0], grid={"lr": (*tiny.RATES, 0.3)})
     assert name() == name(device="cuda") == name(seeds=1)
@@ -48,13 +53,13 @@ def test_sweeps_share_a_study_only_if_they_train_the_same_runs():
         name(tiny.recipe(entries=(finer,))),
         name(tiny.recipe(metric="train_loss")),
         name(tiny.recipe(goal="max")),
-        searches(tiny.recipe(), ["Other"], "smoke")[0].name,
+        smoke(tiny.recipe(), ["Other"])[0].name,
     ]
     assert len({name(), *others}) == 1 + len(others)
 
 
 def test_each_point_has_one_run_for_each_seed():
-    (search,) = searches(tiny.recipe(), ["Other"], "smoke", seeds=2, device="cuda")
+    (search,) = smoke(tiny.recipe(), ["Other"], seeds=2, device="cuda")
     assert [config.seed for config in search.points[0].configs] == [0, 1]
     for point in search.points:
         for config in point.configs:
@@ -64,28 +69,28 @@ def test_each_point_has_one_run_for_each_seed():
 @pytest.mark.parametrize("no", [False, "false", "0"])
 def test_a_sweep_on_test_data_is_refused_where_some_can_be_held_out(no):
     with pytest.raises(UserError, match="a sweep of parabola without validation data would tune on the test data"):
-        searches(tiny.recipe(), None, "smoke", overrides={"validation": no})
-    assert searches(tiny.recipe(), None, "smoke", overrides={"validation": "true"})
-    assert searches(tiny.recipe(metric="train_loss"), None, "smoke", overrides={"validation": no})
+        smoke(tiny.recipe(), None, overrides={"validation": no})
+    assert smoke(tiny.recipe(), None, overrides={"validation": "true"})
+    assert smoke(tiny.recipe(metric="train_loss"), None, overrides={"validation": no})
 
 
 def test_a_recipe_that_computes_has_the_keys_that_its_entries_name():
     recipe = RECIPES["figure-1"]
     with pytest.raises(UserError, match="--grid was given 'lr', which no method of figure-1 has"):
-        searches(recipe, None, "smoke", grid={"lr": ["1"]})
+        smoke(recipe, None, grid={"lr": ["1"]})
     ((entry, grid),) = _entries(recipe, ["FSD-1"], {"fsd_weight": ["1", "2"]})
     assert (entry.label, grid) == ("FSD-1", {"fsd_weight": ("1", "2")})
 
 
 def test_labels_may_be_given_in_any_case():
-    assert [search.label for search in searches(tiny.recipe(), ["OTHER", "descent"], "smoke")] == ["Descent", "Other"]
-    assert [search.label for search in searches(tiny.recipe(), ["*E*t*"], "smoke")] == ["Descent"]  # and as patterns
+    assert [search.label for search in smoke(tiny.recipe(), ["OTHER", "descent"])] == ["Descent", "Other"]
+    assert [search.label for search in smoke(tiny.recipe(), ["*E*t*"])] == ["Descent"]  # and as patterns
 
 
 def test_a_grid_of_ones_own_replaces_an_axis_where_there_is_one_and_adds_it_where_none_is():
-    (descent, other) = searches(tiny.recipe(), None, "smoke", grid={"lr": ["0.5", "2"]})[:2]
+    (descent, other) = smoke(tiny.recipe(), None, grid={"lr": ["0.5", "2"]})[:2]
     assert descent.axes == other.axes == {"lr": (0.5, 2.0)}
-    (fixed,) = searches(tiny.recipe(), ["Fixed"], "smoke", grid={"crash_at": (1.0, None)})
+    (fixed,) = smoke(tiny.recipe(), ["Fixed"], grid={"crash_at": (1.0, None)})
     assert [point.hyper for point in fixed.points] == [{"crash_at": None}, {"crash_at": 1.0}]
     with pytest.raises(UserError, match="--grid was given 'damping', which no method of parabola has"):
-        searches(tiny.recipe(), None, "smoke", grid={"damping": (1.0,)})
+        smoke(tiny.recipe(), None, grid={"damping": (1.0,)})

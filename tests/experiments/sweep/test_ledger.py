@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from tests.experiments.sweep import tiny
 
 from apo_experiments.sweep.database import address, open_database
-from apo_experiments.sweep.grid import searches
+from apo_experiments.sweep.grid import Order, searches
 from apo_experiments.sweep.ledger import Ledger
 from apo_experiments.sweep.presence import present
 
@@ -18,7 +19,7 @@ ME, YOU = {"name": "me"}, {"name": "you"}
 
 def open_ledger(tmp_path):
     """Open the study as another process would: with a connection of its own."""
-    (search,) = searches(tiny.recipe(), ["Descent"], "smoke")
+    (search,) = searches(tiny.recipe(), Order("parabola", Path(), ["Descent"], "smoke"))
     return Ledger(search, open_database(address(None, tmp_path)))
 
 

@@ -12,7 +12,6 @@ from tests.experiments.sweep import tiny
 from apo_experiments import records, sweep, tuning
 from apo_experiments.errors import UserError
 from apo_experiments.recipes import RECIPES, plan
-from apo_experiments.roles import is_trial
 from apo_experiments.sweep.database import address, open_database
 from apo_experiments.train import Listener, train
 
@@ -93,10 +92,10 @@ def test_a_new_study_finds_the_runs_that_are_there(tmp_path, log):
 
 def test_a_run_that_was_there_before_is_a_trial_from_then_on(tmp_path):
     (config,) = plan(tiny.recipe(), "smoke", ["Descent"], 1, {"lr": 0.5, "validation": True})
-    assert not is_trial(train(config, root=tmp_path))
+    assert not train(config, root=tmp_path).is_trial
     run(tmp_path)
     (record,) = [record for record in records.find(tmp_path) if record.config.hyper["lr"] == 0.5]
-    assert is_trial(record) and record.finished and record.rows
+    assert record.is_trial and record.finished and record.rows
 
 
 def test_a_budget_of_trials_is_a_total_and_can_be_raised(tmp_path, log):

@@ -12,10 +12,10 @@ from tests.experiments.train import tiny
 from tests.experiments.train.test_loop import without_clock
 
 from apo_experiments import records
-from apo_experiments.checkpoints import Checkpoint
 from apo_experiments.errors import UserError
 from apo_experiments.files import append, write_atomically
 from apo_experiments.train import train
+from apo_experiments.training import Checkpoint
 
 resource = pytest.importorskip("resource")
 
@@ -134,13 +134,13 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
 
 def test_a_slow_disk_is_written_less_often(tmp_path, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("apo_experiments.checkpoints.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("apo_experiments.training.time.monotonic", lambda: now[0])
     checkpoint = Checkpoint(tmp_path, every_seconds=60)
 
     def slow(path, content):
         now[0] += 10
 
-    monkeypatch.setattr("apo_experiments.checkpoints.write_atomically", slow)
+    monkeypatch.setattr("apo_experiments.training.write_atomically", slow)
     now[0] = 60
     assert checkpoint.due()
     checkpoint.save({})

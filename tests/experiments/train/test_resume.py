@@ -13,10 +13,9 @@ from tests.experiments.train.test_loop import Notes, without_clock
 from tests.programs import Program
 
 from apo_experiments import records
-from apo_experiments.checkpoints import Checkpoint
 from apo_experiments.errors import UserError
 from apo_experiments.train import train
-from apo_experiments.training import Training
+from apo_experiments.training import Checkpoint, Training
 
 
 class Killed(BaseException):

@@ -16,9 +16,8 @@ import torch
 from tests.experiments.stand_ins import install
 from tests.experiments.train import tiny
 
-from apo_experiments.checkpoints import Checkpoint
 from apo_experiments.train import train
-from apo_experiments.training import Training
+from apo_experiments.training import Checkpoint, Training
 
 
 def main() -> None:

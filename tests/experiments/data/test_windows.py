@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from apo_experiments.data.characters import WindowBatches
+from apo_experiments.data.streams import WindowBatches
 
 
 def stream(seed: int = 0) -> WindowBatches:
