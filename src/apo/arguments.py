@@ -3,9 +3,27 @@
 from __future__ import annotations
 
 import operator
+from numbers import Real
 from typing import Any
 
-__all__ = ["whole_number"]
+__all__ = ["positive_number", "whole_number"]
+
+
+def positive_number(name: str, value: Any, advice: str = "", alternative: str = "") -> float:
+    """Return a number above zero as a float.
+
+    Example:
+        >>> positive_number("max_change", -1, alternative="or None")
+        Traceback (most recent call last):
+            ...
+        ValueError: max_change must be positive or None, got -1
+    """
+    end = f" {alternative}" * bool(alternative) + f", got {value!r}" + f": {advice}" * bool(advice)
+    if not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number{end}")
+    if not float(value) > 0:
+        raise ValueError(f"{name} must be positive{end}")
+    return float(value)
 
 
 def whole_number(name: str, value: Any, advice: str = "") -> int:

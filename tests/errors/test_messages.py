@@ -301,7 +301,7 @@ def test_rate_and_momentum_say_what_they_need():
     "options, sentence",
     [
         ({"look_ahead": "far"}, "look_ahead must be 'tail' or 'step', got 'far'"),
-        ({"over_relaxation": 0.0}, "over_relaxation must be positive, got 0.0: use 1 to turn it off"),
+        ({"over_relaxation": 0.0}, "over_relaxation must be positive or 'auto', got 0.0: use 1 to turn it off"),
         ({"max_change": -1.0}, "max_change must be positive or None, got -1.0"),
         ({"bounds": (1.0, 0.1)}, "bounds must be 0 < lowest < highest, got (1.0, 0.1)"),
         ({"bounds": (0.0, 0.1)}, "bounds must be 0 < lowest < highest, got (0.0, 0.1)"),

@@ -18,6 +18,8 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR
 
+import apo
+
 STEPS = 200
 RATES = [0.1, 0.3]
 
@@ -60,6 +62,25 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_scheduler_shapes_the_learned_rate(name):
     assert_learns(loop_with(SHAPES[name]), RATES, initial=1e-5, short=0.06)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("build", [torch.optim.AdamW, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)])
+def test_a_rate_does_not_fall_twice_under_a_cosine(build):
+    """Curvature grows where steps become shorter, so a rate that followed it would fall with the factor and by it."""
+    steps, learned = 600, {}
+    torch.manual_seed(0)
+    model, criterion = mlp(), nn.CrossEntropyLoss()
+    optimizer = build(model.parameters())
+    tuner = apo.attach(optimizer, model, criterion)
+    scheduler = lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for step, (x, y) in enumerate(digit_batches(steps)):
+        optimizer.zero_grad()
+        criterion(model(x), y).backward()
+        optimizer.step()
+        scheduler.step()
+        learned[step] = tuner.rule.learned_rates()[0]
+    assert learned[steps - 1] > 0.8 * learned[steps // 4]
 
 
 @pytest.mark.slow

@@ -228,6 +228,47 @@ def test_the_rate_settles_at_sigma_times_the_turning_point():
     assert rate == pytest.approx(1.4 * 0.4, rel=1e-3)
 
 
+def test_under_a_schedule_the_rate_rises_if_all_of_it_is_too_low_and_falls_if_the_part_in_force_is_too_high():
+    def change(turns_at, part):
+        comparison = Comparison(1.0, 1.0, 1.0, 1.0, 0.0)
+        return TurningPoint().change(comparison, 0.5, ahead=turns_at, target=1.0, rate=0.1, part=part)
+
+    assert change(turns_at=0.2, part=0.1) > 0
+    assert change(turns_at=0.05, part=0.1) == 0
+    assert change(turns_at=0.05, part=1.0) < 0
+    assert change(turns_at=0.005, part=0.1) < 0
+
+
+@pytest.mark.parametrize("price", [1e-9, -1.0])
+def test_a_look_ahead_of_a_part_of_the_rate_that_sees_no_turning_point_does_not_raise_the_rate(price):
+    def change(part):
+        comparison = Comparison(1e-8 if price > 0 else 1.0, price, 0.0, price, 0.0)
+        return TurningPoint().change(comparison, 0.0, 0.1, target=1.0, rate=0.1, resolution=1e-7, part=part)
+
+    assert change(part=1.0) > 0
+    assert change(part=0.1) == 0
+
+
+@pytest.mark.parametrize("weights, adaptive, grows", [(None, False, True), (1.0, False, False), (None, True, False)])
+def test_sigma_goes_a_third_of_the_way_to_what_noise_allows_without_batch_norm(weights, adaptive, grows):
+    def sigma(signal):
+        relaxation = OverRelaxation(0.9, adaptive)
+        for step in range(100):
+            comparison = Comparison(0.01, 0.005, 0.01 * signal, 0.0025, 0.0)
+            loss = 1.0 - 0.05 * math.log(1 + step)
+            relaxation.observe(Outcome(step, loss, loss, comparison=comparison, weights=weights))
+        return relaxation
+
+    relaxation = sigma(signal=0.25)
+    shared = math.sqrt(0.5 * 0.5)
+    base = 4.0 if weights else 2.0
+    usual = min(base / (shared / 19 + 1 - shared), 8.0 if adaptive else 16.0)
+    limit = relaxation.state_dict()["noise"]["_limit"]
+    assert limit > 2 * usual
+    expected = min(usual * (limit / usual) ** (1 / 3), 16.0) if grows else usual
+    assert relaxation.value == pytest.approx(expected, rel=0.02)
+
+
 def test_in_a_short_run_the_rate_rises_faster_and_falls_as_ever():
     """The turning point is at 0.4, so that sigma 1.4 asks for 0.56."""
 

@@ -102,6 +102,7 @@ def risk(rate, way, steps=1500, seeds=(0, 1)):
     return sum(found) / len(found)
 
 
+@pytest.mark.filterwarnings("ignore:.*had climbed while the loss did not fall")  # noise may hold the loss up for long
 def test_on_noisy_targets_the_limit_ends_near_the_best_cosine_and_far_below_a_rule_without_it(monkeypatch):
     limited = risk(1e-3, learned)
     assert limited < 1.4 * min(risk(rate, cosine) for rate in (0.003, 0.01, 0.03))

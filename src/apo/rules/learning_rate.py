@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from apo.arguments import positive_number
 from apo.rules.base import MetaOptimizerFactory, Outcome, Proposal, Rule, Slope, Standing
 from apo.rules.cadence import INTERVALS, Cadence
 from apo.rules.linearity import check_linear_in_lr
@@ -155,10 +156,16 @@ class LearningRate(Rule):
         return self._constant if self._relaxation is None else self._relaxation.value
 
     @property
-    def _fade_ahead(self) -> float:
-        """The factor of the end of training in a look-ahead: 1 unless the rate rests."""
-        rests = self._turning_point is not None and self._progress.has_begun and self._cadence.rests(self._fade)
-        return self._fade if rests else 1.0
+    def _rests(self) -> bool:
+        """Whether the rate may only fall, because training ends."""
+        return self._turning_point is not None and self._progress.has_begun and self._cadence.rests(self._fade)
+
+    @property
+    def _part(self) -> float:
+        """The part of the learned rate at which the look-ahead is made."""
+        if self._turning_point is None or not self._progress.has_begun:
+            return 1.0
+        return self._cadence.part(max((group.factor for group in self._groups), default=1.0), self._fade)
 
     def phi(self) -> list[Tensor]:
         """Return log eta: 0-dimensional float64 tensors on the CPU."""
@@ -170,7 +177,7 @@ class LearningRate(Rule):
 
     def rates_ahead(self) -> list[float]:
         """Return the rate of each param group at which the look-ahead is made."""
-        return [rate * self._fade_ahead / self.over_relaxation for rate in self.learned_rates()]
+        return [rate * self._part / self.over_relaxation for rate in self.learned_rates()]
 
     def before_step(self, fade: float = 1.0) -> None:
         """Take in new param groups, what schedulers wrote and, if there are none, the end of training."""
@@ -232,12 +239,12 @@ class LearningRate(Rule):
         self._is_flat = all(float(gradient) == 0.0 for gradient in gradients)
         change = None  # of log eta, if the batches say where the look-ahead turns
         if outcome is not None and self._relaxation is not None:
-            rate, ahead = self.learned_rates()[0] * self._fade_ahead, self.rates_ahead()[0]  # with its sigma
+            rate, ahead, part = self.learned_rates()[0], self.rates_ahead()[0], self._part  # with its sigma
             self._relaxation.observe(outcome, self._progress.has_begun)
             if self._turning_point is not None and outcome.comparison is not None:
                 pace = self._cadence.pace(outcome.step, outcome.pace)
                 change = self._turning_point.change(
-                    outcome.comparison, outcome.share, ahead, self.over_relaxation, rate, outcome.resolution, pace
+                    outcome.comparison, outcome.share, ahead, self.over_relaxation, rate, outcome.resolution, pace, part
                 )
         if change is None:
             super().meta_update(gradients)
@@ -245,7 +252,7 @@ class LearningRate(Rule):
             self._phi[0].add_(change)
         low, high = math.log(self.bounds[0]), math.log(self.bounds[1])
         limit = self.max_change if change is None and self.max_change is not None else math.inf
-        rise = limit if self._fade_ahead == 1.0 else 0.0
+        rise = 0.0 if self._rests else limit
         for parameter, old in zip(self._phi, before, strict=True):
             parameter.fill_(min(max(old + min(max(float(parameter) - old, -limit), rise), low), high))
         self._show()
@@ -259,7 +266,7 @@ class LearningRate(Rule):
                 "the loss does not depend on the weights (dead ReLUs, saturated outputs, frozen or detached layers)"
             )
         highest, had_begun = max(float(parameter) for parameter in self._phi), self._progress.has_begun
-        lag = self._turning_point.lag + math.log(self._fade_ahead) if self._turning_point else 0.0
+        lag = self._turning_point.lag if self._turning_point else 0.0
         allowed = self._progress.observe(outcome, highest)
         self.standing = self._progress.standing
         if allowed < highest:
@@ -381,14 +388,10 @@ class LearningRate(Rule):
 
 def _check_options(over_relaxation: Any, max_change: Any, bounds: Any, meta_optimizer: Any) -> None:
     """Raise unless the options of a learned rate make sense."""
-    if over_relaxation != "auto" and not isinstance(over_relaxation, Real):
-        raise TypeError(f"over_relaxation must be a number or 'auto', got {over_relaxation!r}: use 1 to turn it off")
-    if over_relaxation != "auto" and not float(over_relaxation) > 0:
-        raise ValueError(f"over_relaxation must be positive, got {over_relaxation}: use 1 to turn it off")
-    if not isinstance(max_change, Real | None):
-        raise TypeError(f"max_change must be a number, or None for no limit, got {max_change!r}")
-    if max_change is not None and not float(max_change) > 0:
-        raise ValueError(f"max_change must be positive or None, got {max_change}")
+    if over_relaxation != "auto":
+        positive_number("over_relaxation", over_relaxation, "use 1 to turn it off", "or 'auto'")
+    if max_change is not None:
+        positive_number("max_change", max_change, alternative="or None")
     if not (isinstance(bounds, tuple | list) and len(bounds) == 2 and all(isinstance(b, Real) for b in bounds)):
         raise TypeError(f"bounds must be a pair of numbers, got {bounds!r}: pass (1e-10, 1e4), for instance")
     if not 0 < bounds[0] < bounds[1] < math.inf:
