@@ -19,7 +19,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -32,7 +32,7 @@ from apo.passes.isolation import Surface
 from apo.passes.recording import Recording, tree_map
 from apo.rules.base import Comparison
 from apo.rules.return_point import ReturnPoint
-from apo.vectors import advance_, assign_, dot, norm, scaled, wide
+from apo.vectors import advance_, assign_, dot, norm, scaled, widened
 
 __all__ = ["LookAhead", "LookAheads"]
 
@@ -42,8 +42,7 @@ _LEAST_SHARE = 0.04
 _PROCESSES = 1_000_003
 
 
-@dataclass(frozen=True)
-class LookAhead:
+class LookAhead(NamedTuple):
     """The terms of Q at a look-ahead, its gradient h there, and what each batch says (tensors, not yet read)."""
 
     terms: Terms
@@ -51,8 +50,7 @@ class LookAhead:
     comparison: Comparison | None = None
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(NamedTuple):
     """What one batch contributes to Q."""
 
     batch: Recording
@@ -193,8 +191,8 @@ class LookAheads:
 
     def _gradient(self) -> list[Tensor]:
         """Return what the backward passes left in ``.grad``, without the factor of a GradScaler."""
-        wide_ones = [torch.zeros_like(wide(p)) if p.grad is None else wide(p.grad) for p in self.parameters]
-        return wide_ones if self.scale == 1.0 else [gradient / self.scale for gradient in wide_ones]
+        found = widened([torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters])
+        return found if self.scale == 1.0 else [gradient / self.scale for gradient in found]
 
     def _drop_assembled_weights(self) -> None:
         if self.processes.groups:  # under fully_shard, modules may still hold weights from before the move
@@ -295,6 +293,6 @@ def _times(tensor: Tensor, factor: float | Tensor) -> Tensor:
 
 def _sum(terms: Sequence[Tensor | float], like: Tensor | None = None) -> Tensor:
     """Add up some terms; without any, return a zero on the device of ``like``."""
-    if not terms:
-        return torch.zeros_like(like)  # type: ignore[arg-type]
-    return functools.reduce(operator.add, terms)  # type: ignore[return-value]
+    if len(terms) == 1:
+        return terms[0]  # type: ignore[return-value]
+    return functools.reduce(operator.add, terms) if terms else torch.zeros_like(like)  # type: ignore[arg-type, return-value]

@@ -46,7 +46,7 @@ from apo.arguments import whole_number
 from apo.discrepancy import Bregman, CategoricalKL, Discrepancy, for_loss
 from apo.discrepancy.base import select_output
 from apo.passes.recording import Recording
-from apo.vectors import advance_, norm, wide
+from apo.vectors import advance_, norm, widened
 
 __all__ = ["ProximalObjective", "Terms"]
 
@@ -259,7 +259,7 @@ def unit_of_loss(weights: Sequence[float | Tensor]) -> float | Tensor:
         >>> unit_of_loss([0.25] * 4), unit_of_loss([1.0, 1.0]), unit_of_loss([-0.001])
         (1.0, 1.0, 0.001)
     """
-    total = sum(weight.abs().sum() if isinstance(weight, Tensor) else abs(weight) for weight in weights)
+    total = sum([weight.abs().sum() if isinstance(weight, Tensor) else abs(weight) for weight in weights])
     if isinstance(total, Tensor):
         return torch.where((total > 0) & (total < _FULL_WEIGHT), total, 1.0)
     return total if 0 < total < _FULL_WEIGHT else 1.0
@@ -276,7 +276,7 @@ def weight_decay_value(parameters: list[Tensor], coefficients: list[float]) -> T
 def add_weight_decay_gradient_(gradient: list[Tensor], parameters: list[Tensor], coefficients: list[float]) -> None:
     """Add the gradient of :func:`weight_decay_value` in place."""
     for decay, indices in _by_coefficient(coefficients).items():
-        advance_([gradient[i] for i in indices], [wide(parameters[i].detach()) for i in indices], decay)
+        advance_([gradient[i] for i in indices], widened([parameters[i].detach() for i in indices]), decay)
 
 
 def _by_coefficient(coefficients: list[float]) -> dict[float, list[int]]:
