@@ -140,7 +140,7 @@ class LookAheads:
 
     def setback(self, point: ReturnPoint) -> float:
         """Return by how much the loss on B is higher at theta than at the weights of a return point."""
-        with self._passes(), point.in_force():
+        with self._passes(), point.in_force(dict(zip(self.parameters, self.origin, strict=True))):
             self._drop_assembled_weights()
             losses = [(self._without_graph(batch)[1], batch.weight) for batch in self.batches]
         earlier = _sum([_weighted(loss, weight) for loss, weight in losses if loss is not None])
@@ -293,6 +293,6 @@ def _times(tensor: Tensor, factor: float | Tensor) -> Tensor:
 
 def _sum(terms: Sequence[Tensor | float], like: Tensor | None = None) -> Tensor:
     """Add up some terms; without any, return a zero on the device of ``like``."""
-    if len(terms) == 1:
-        return terms[0]  # type: ignore[return-value]
-    return functools.reduce(operator.add, terms) if terms else torch.zeros_like(like)  # type: ignore[arg-type, return-value]
+    if not terms:
+        return torch.zeros_like(like)  # type: ignore[arg-type]
+    return functools.reduce(operator.add, terms)  # type: ignore[return-value]

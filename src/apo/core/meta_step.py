@@ -163,7 +163,7 @@ class Engine:
             wsd=terms.wsd,
             objective=objective,
             meta_gradient_norm=meta_gradient_norm,
-            lr=tuple([float(group["lr"]) for group in rule.optimizer.param_groups]),
+            lr=tuple(float(group["lr"]) for group in rule.optimizer.param_groups),
             updated=updated,
             summary=proposal.summary(),
             warnings=tuple(sentences),
@@ -194,8 +194,8 @@ class Engine:
             for call in recording.calls:
                 call.check_unchanged()
         modules = [module for module in (self.network, self.criterion) if isinstance(module, nn.Module)]
-        draws_from_host = any([recording.draws_from_host for recording in recordings])
         everything = [p for group in self.rule.optimizer.param_groups for p in group["params"]]
+        draws_from_host = any(recording.draws_from_host for recording in recordings)
         surface = Surface(modules, everything, draws_from_host)
         source = self.batches if self.objective.needs_other_batch else None
         other = OtherBatch(recordings, source, processes, parameters[0].device)

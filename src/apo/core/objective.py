@@ -259,7 +259,7 @@ def unit_of_loss(weights: Sequence[float | Tensor]) -> float | Tensor:
         >>> unit_of_loss([0.25] * 4), unit_of_loss([1.0, 1.0]), unit_of_loss([-0.001])
         (1.0, 1.0, 0.001)
     """
-    total = sum([weight.abs().sum() if isinstance(weight, Tensor) else abs(weight) for weight in weights])
+    total = sum(weight.abs().sum() if isinstance(weight, Tensor) else abs(weight) for weight in weights)
     if isinstance(total, Tensor):
         return torch.where((total > 0) & (total < _FULL_WEIGHT), total, 1.0)
     return total if 0 < total < _FULL_WEIGHT else 1.0

@@ -237,13 +237,12 @@ class Attached(Tuner):
             return
         if _is_training() and self._wants_recording() and _has_gradient(loss):
             calls, slots = self._outputs.slots(args, kwargs)
-            rest: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}  # every argument by its position or name
-            filled = [rest[slot.position] for slot in slots]
+            values: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}  # of all arguments, by position or name
+            filled = [values[slot.position] for slot in slots]
             prediction = filled[0] if len(filled) == 1 else tuple(filled)
-            rest |= {slot.position: None for slot in slots}
-            named = {name: rest[name] for name in kwargs}
-            ordered = tuple([rest[index] for index in range(len(args))])
-            recording = Recording(calls, ordered, named, slots, Autocast.capture(self.device.type))
+            values |= {slot.position: None for slot in slots}  # left open
+            rest, named = tuple(map(values.get, range(len(args)))), {name: values[name] for name in kwargs}
+            recording = Recording(calls, rest, named, slots, Autocast.capture(self.device.type))
             self._observe(loss, recording, prediction)
         self._outputs.wake()
 
@@ -325,7 +324,7 @@ class Attached(Tuner):
         if scaler is not None:
             return float(scaler.get_scale()) if scaler.is_enabled() else 1.0
         limit = 1.01 * passes
-        total = sum([weight.abs().sum() if isinstance(weight, Tensor) else abs(weight) for weight in weights])
+        total = sum(weight.abs().sum() if isinstance(weight, Tensor) else abs(weight) for weight in weights)
         if isinstance(total, Tensor):
             return torch.where(total > limit, total, 1.0)
         return total if total > limit else 1.0

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from apo.distributed import are_several
 from apo.errors import ReplayError
 from apo.torch_internals import (
     forward_hooks,
@@ -248,8 +249,8 @@ class Surface:
         self._draws_from_host = draws_from_host
         self._devices = {p.device for p in self._parameters}
         # Gradients that lie in the buckets of DistributedDataParallel are overwritten by its next pass.
-        kinds = (owner for owner in self._owners if isinstance(owner, nn.parallel.DistributedDataParallel))
-        self._overwrites_gradients = any(owner.gradient_as_bucket_view for owner in kinds)
+        averaged = (o for o in self._owners if isinstance(o, nn.parallel.DistributedDataParallel))
+        self._overwrites_gradients = are_several() and any(owner.gradient_as_bucket_view for owner in averaged)
 
     @contextmanager
     def undisturbed(self, modes: Iterable[tuple[nn.Module, bool]] = ()) -> Iterator[None]:
@@ -309,7 +310,7 @@ def _may_draw_from_host(module: nn.Module) -> bool:
     if _may_keep_state(type(module)) or "forward" in vars(module):
         return True
     hooks = [*forward_hooks(module).values(), *forward_pre_hooks(module).values()]
-    return any([not type(hook).__module__.startswith(("torch.", "apo.")) for hook in hooks])
+    return not all(type(hook).__module__.startswith(("torch.", "apo.")) for hook in hooks)
 
 
 def _is_expanded(tensor: Tensor) -> bool:

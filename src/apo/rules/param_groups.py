@@ -59,10 +59,6 @@ _READERS, _SCHEDULERS = ("torch.optim.", "apo."), ("torch.optim.lr_scheduler", "
 _SAID: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
-#: Reads a param group as any other dict.
-_PLAIN_READ = dict.__getitem__
-
-
 class Rate(float):
     """A learning rate that remembers, through arithmetic, that it was made from the rate in force.
 
@@ -278,7 +274,7 @@ class ScheduledGroup(dict):
 
     def __getitem__(self, key: str) -> Any:
         """Give the rate in force to a scheduler in a form that remembers it, and as a plain number to all others."""
-        value = _PLAIN_READ(self, key)  # super() would double the time, and every step reads every key
+        value = dict.__getitem__(self, key)  # super() would double the time, and every step reads every key
         if key != "lr" or isinstance(value, Tensor):
             return value
         reader = sys._getframe(1).f_globals.get("__name__", "")
