@@ -61,7 +61,7 @@ class _Hook:
         self._owner = owner
         self.when_compiled = when_compiled
         # A compiler that traces into a hook would make its effects part of a graph.
-        self._untraced = torch.compiler.disable(_call_untraced)
+        self._untraced: Callable[..., Any] = torch.compiler.disable(_call_untraced)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # Without a compiler the detour would cost as much as everything else that a hook does on an ordinary step.
