@@ -231,3 +231,18 @@ def test_the_setback_is_the_loss_of_now_above_that_at_the_kept_weights_on_the_sa
     with torch.no_grad():
         expected = F.cross_entropy(now.train()(x), y) - F.cross_entropy(first.train()(x), y)
     assert setback == pytest.approx(float(expected), abs=1e-12) and setback != 0.0
+
+
+def test_kept_weights_are_in_force_for_a_while_and_then_those_of_before_whoever_has_copied_them():
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    point = ReturnPoint(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    kept = [p.detach().clone() for p in model.parameters()]
+    point.keep(0, loss=1.0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(1.0)
+    now = [p.detach().clone() for p in model.parameters()]
+    known = {p: p.detach().clone() for p in model[0].parameters()}
+    with point.in_force(known):
+        assert all(map(torch.equal, model.parameters(), kept))
+    assert all(map(torch.equal, model.parameters(), now))

@@ -19,7 +19,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -32,7 +32,7 @@ from apo.passes.isolation import Surface
 from apo.passes.recording import Recording, tree_map
 from apo.rules.base import Comparison
 from apo.rules.return_point import ReturnPoint
-from apo.vectors import advance_, assign_, dot, norm, scaled, wide
+from apo.vectors import advance_, assign_, dot, norm, scaled, widened
 
 __all__ = ["LookAhead", "LookAheads"]
 
@@ -42,8 +42,7 @@ _LEAST_SHARE = 0.04
 _PROCESSES = 1_000_003
 
 
-@dataclass(frozen=True)
-class LookAhead:
+class LookAhead(NamedTuple):
     """The terms of Q at a look-ahead, its gradient h there, and what each batch says (tensors, not yet read)."""
 
     terms: Terms
@@ -51,8 +50,7 @@ class LookAhead:
     comparison: Comparison | None = None
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(NamedTuple):
     """What one batch contributes to Q."""
 
     batch: Recording
@@ -142,7 +140,7 @@ class LookAheads:
 
     def setback(self, point: ReturnPoint) -> float:
         """Return by how much the loss on B is higher at theta than at the weights of a return point."""
-        with self._passes(), point.in_force():
+        with self._passes(), point.in_force(dict(zip(self.parameters, self.origin, strict=True))):
             self._drop_assembled_weights()
             losses = [(self._without_graph(batch)[1], batch.weight) for batch in self.batches]
         earlier = _sum([_weighted(loss, weight) for loss, weight in losses if loss is not None])
@@ -193,8 +191,8 @@ class LookAheads:
 
     def _gradient(self) -> list[Tensor]:
         """Return what the backward passes left in ``.grad``, without the factor of a GradScaler."""
-        wide_ones = [torch.zeros_like(wide(p)) if p.grad is None else wide(p.grad) for p in self.parameters]
-        return wide_ones if self.scale == 1.0 else [gradient / self.scale for gradient in wide_ones]
+        found = widened([torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters])
+        return found if self.scale == 1.0 else [gradient / self.scale for gradient in found]
 
     def _drop_assembled_weights(self) -> None:
         if self.processes.groups:  # under fully_shard, modules may still hold weights from before the move

@@ -114,7 +114,7 @@ class Engine:
         Raises:
             NonFiniteError: The loss is not finite, or the step would make the weights so. The weights are as before.
         """
-        if any(p.grad is not None and p.grad.layout != torch.strided for p in theta):
+        if not {p.grad.layout for p in theta if p.grad is not None} <= {torch.strided}:
             raise TypeError(
                 "a parameter has a sparse gradient, which apo cannot learn from: build its layer with sparse=False"
             )
@@ -122,8 +122,9 @@ class Engine:
         if not proposal.parameters:
             self._warn_of_standstill(step)
             return None
-        assign_(proposal.parameters, [theta[p] for p in proposal.parameters])
-        look_aheads = self._look_aheads(step, proposal, theta, recordings)
+        origin = [theta[p] for p in proposal.parameters]
+        assign_(proposal.parameters, origin)
+        look_aheads = self._look_aheads(step, proposal, origin, recordings)
         processes = look_aheads.processes
 
         # Where to start, before weights move for the first time.
@@ -140,7 +141,7 @@ class Engine:
         sampled = look_aheads.sampled_gradient(step) if proposal.wants_sampled_gradients else None
         tensors = self._figures(step, proposal, look_aheads, ahead)
         numbers, meta_gradient_norm = self._read(step, tensors, norm(gradients), processes)
-        terms = Terms(*(numbers[name] for name in Terms._fields))
+        terms = Terms(*[numbers[name] for name in Terms._fields])
         objective = terms.total(self.objective, numbers.get("unit", look_aheads.unit))  # type: ignore[arg-type]
         outcome = self._outcome(step, numbers, objective, look_aheads)
 
@@ -152,7 +153,7 @@ class Engine:
         sentences += [*rule.after(outcome), *self.objective.warnings(step)]
 
         # The weights move from theta with the phi that is in force now.
-        self._take_step(step, numbers, proposal, look_aheads.origin, sampled)
+        self._take_step(step, numbers, proposal, origin, sampled)
         self.newcomers.have_moved()
         return MetaStep(
             step=step,
@@ -183,14 +184,15 @@ class Engine:
         self,
         step: int,
         proposal: Proposal,
-        theta: Mapping[Tensor, Tensor],
+        origin: list[Tensor],
         recordings: Sequence[Recording],
     ) -> LookAheads:
         """Gather what the look-aheads of this step have in common, and draw B'."""
         parameters = proposal.parameters
         processes = Processes.of(self.network, parameters) if are_several() else ALONE
-        for call in (call for recording in recordings for call in recording.calls):
-            call.check_unchanged()
+        for recording in recordings:
+            for call in recording.calls:
+                call.check_unchanged()
         modules = [module for module in (self.network, self.criterion) if isinstance(module, nn.Module)]
         everything = [p for group in self.rule.optimizer.param_groups for p in group["params"]]
         draws_from_host = any(recording.draws_from_host for recording in recordings)
@@ -198,17 +200,17 @@ class Engine:
         source = self.batches if self.objective.needs_other_batch else None
         other = OtherBatch(recordings, source, processes, parameters[0].device)
         # Nobody has tried to compare batches with weights in float16.
-        comparable = other.is_comparable and not any(p.dtype == torch.float16 for p in parameters)
+        comparable = other.is_comparable and torch.float16 not in {p.dtype for p in parameters}
         share = self.objective.share(step, comparable, self.rule.compares)
         # Graphs keep the activations of one call, and do not average gradients over processes.
-        graphs_serve = all(len(recording.calls) == 1 for recording in recordings) and not processes.groups
+        graphs_serve = self._graphed is not None and not processes.groups and {len(r.calls) for r in recordings} == {1}
         return LookAheads(
-            network=self._graphed if self._graphed is not None and graphs_serve else self.network,
+            network=self._graphed if graphs_serve else self.network,  # type: ignore[arg-type]
             criterion=self.criterion,
             objective=self.objective,
             surface=surface,
             parameters=parameters,
-            origin=[theta[p] for p in parameters],
+            origin=origin,
             decay=proposal.coupled_decay,
             batches=list(recordings),
             # B' sees the same dropout masks, and the same state in attributes, at theta and at theta'.
@@ -254,7 +256,7 @@ class Engine:
         if processes.groups:
             tensors.append(meta_gradient_norm.new_zeros(()) if split else norm(self.rule.phi()))
         # In double if one of them is: not every device has it.
-        dtype = torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+        dtype = torch.float64 if torch.float64 in {tensor.dtype for tensor in tensors} else torch.float32
         stacked = torch.stack([tensor.to(tensors[0].device, dtype) for tensor in tensors]).detach()
         if not processes.groups:
             *values, meta = stacked.tolist()
@@ -291,7 +293,7 @@ class Engine:
             loss=math.inf if exploded else loss,
             objective=objective,
             share=look_aheads.share,
-            comparison=Comparison(*(numbers[name] for name in Comparison._fields)) if compared else None,
+            comparison=Comparison(*[numbers[name] for name in Comparison._fields]) if compared else None,
             weights=numbers.get("weights"),
             resolution=abs(loss) * _rounding(look_aheads),
             silent=numbers.get("silent", 0.0),
@@ -344,7 +346,7 @@ def _rounding(look_aheads: LookAheads) -> float:
     The average over a batch takes some of the error of its elements. Weights in bfloat16 are rounded where the
     look-ahead ends, all at once.
     """
-    if any(parameter.dtype == torch.bfloat16 for parameter in look_aheads.parameters):
+    if torch.bfloat16 in {parameter.dtype for parameter in look_aheads.parameters}:
         return torch.finfo(torch.bfloat16).eps * 4
     autocast = look_aheads.batches[0].autocast
     return torch.finfo(autocast.dtype if autocast.enabled else torch.float32).eps / 4

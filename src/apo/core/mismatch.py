@@ -182,8 +182,13 @@ _IS_IDLE = (
 )
 
 
-#: How many steps all attached optimizers of one network have taken: they may take turns.
-_STEPS: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+class _Steps:
+    """How many steps all attached optimizers of one network have taken: they may take turns."""
+
+    taken = 0
+
+
+_STEPS: weakref.WeakKeyDictionary[nn.Module, _Steps] = weakref.WeakKeyDictionary()
 
 
 class Idle:
@@ -212,21 +217,21 @@ class Idle:
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
-        self._model, self._optimizer = model, optimizer
-        self._seen = self._before = _STEPS.setdefault(model, 0)
+        self._optimizer = optimizer
+        self._steps = _STEPS.setdefault(model, _Steps())
+        self._seen = self._before = self._steps.taken
         self._passes = self._moved = self._back_propagated = 0
         self._versions: int | None = None
         self._has_spoken = False
 
     def note_step(self) -> None:
         """Take notice of a step of the attached optimizer."""
-        _STEPS[self._model] = _STEPS.get(self._model, 0) + 1
+        self._steps.taken += 1
 
     def note_pass(self, output: Any) -> None:
         """Take notice of a pass of the network that may be back-propagated, and of what it returned."""
-        steps = _STEPS.get(self._model, 0)
-        if self._seen != steps:
-            self._seen, self._versions = steps, None
+        if self._seen != self._steps.taken:
+            self._seen, self._versions = self._steps.taken, None
             self._passes = self._moved = self._back_propagated = 0
         self._passes += 1
         if self._passes <= _FREE or self._has_spoken:

@@ -46,7 +46,7 @@ from apo.arguments import whole_number
 from apo.discrepancy import Bregman, CategoricalKL, Discrepancy, for_loss
 from apo.discrepancy.base import select_output
 from apo.passes.recording import Recording
-from apo.vectors import advance_, norm, wide
+from apo.vectors import advance_, norm, widened
 
 __all__ = ["ProximalObjective", "Terms"]
 
@@ -276,7 +276,7 @@ def weight_decay_value(parameters: list[Tensor], coefficients: list[float]) -> T
 def add_weight_decay_gradient_(gradient: list[Tensor], parameters: list[Tensor], coefficients: list[float]) -> None:
     """Add the gradient of :func:`weight_decay_value` in place."""
     for decay, indices in _by_coefficient(coefficients).items():
-        advance_([gradient[i] for i in indices], [wide(parameters[i].detach()) for i in indices], decay)
+        advance_([gradient[i] for i in indices], widened([parameters[i].detach() for i in indices]), decay)
 
 
 def _by_coefficient(coefficients: list[float]) -> dict[float, list[int]]:

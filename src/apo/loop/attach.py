@@ -208,7 +208,8 @@ class Attached(Tuner):
     # ------------------------------------------------------------------ the forward and backward passes
 
     def _before_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        self._abandon()
+        if self._theta is not None:
+            self._abandon()
         if _is_training() and self._wants_recording():
             self.engine.find_wrapper()
             call = Call(args, kwargs)
@@ -228,19 +229,19 @@ class Attached(Tuner):
             self._outputs.add(call, output)
 
     def _before_loss(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        if self._outputs:
+        if self._outputs.calls:
             self._outputs.rest(args, kwargs)
 
     def _after_loss(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], loss: Tensor) -> None:
-        if not self._outputs:
+        if not self._outputs.calls:
             return
         if _is_training() and self._wants_recording() and _has_gradient(loss):
             calls, slots = self._outputs.slots(args, kwargs)
-            seen = {slot.position for slot in slots}
-            rest = tuple(None if index in seen else value for index, value in enumerate(args))
-            named = {name: None if name in seen else value for name, value in kwargs.items()}
-            filled = [args[p] if isinstance(p, int) else kwargs[p] for p in (slot.position for slot in slots)]
+            values: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}  # of all arguments, by position or name
+            filled = [values[slot.position] for slot in slots]
             prediction = filled[0] if len(filled) == 1 else tuple(filled)
+            values |= {slot.position: None for slot in slots}  # left open
+            rest, named = tuple(map(values.get, range(len(args)))), {name: values[name] for name in kwargs}
             recording = Recording(calls, rest, named, slots, Autocast.capture(self.device.type))
             self._observe(loss, recording, prediction)
         self._outputs.wake()
@@ -250,8 +251,8 @@ class Attached(Tuner):
         if self.is_meta_step():
             kept = tree_map(Tensor.detach, prediction) if self.fsd_batches.is_same else None
             # The loop may call model.eval() before the step, and may weight the loss in place.
-            modules = every_module(part for part in (self.model, self._criterion) if part is not None)
-            modes = tuple((module, module.training) for module in modules)
+            modules = every_module([self.model] if self._criterion is None else [self.model, self._criterion])
+            modes = tuple([(module, module.training) for module in modules])
             recording = recording.ended(loss.detach().clone(), kept, self._place(), modes=modes)
         observed = _Observed(recording, self._losses)
         self._losses += 1
@@ -291,7 +292,7 @@ class Attached(Tuner):
         if not used or (len(used) == 1 and not self.is_meta_step()):  # the weight of one loss alone is not asked for
             return [observed.recording for observed in used]
         weights = [observed.weight for observed in used if observed.weight is not None]
-        if all(weight.device.type == "cpu" and not weight.ndim for weight in weights):
+        if {(weight.device.type, weight.ndim) for weight in weights} == {("cpu", 0)}:
             weights = [weight.item() for weight in weights]  # reading these waits for no device
         if not self.begun:  # one look at the first meta-step: reading a weight may wait for a device
             warn_of_maximising(self.engine.criterion, weights)

@@ -52,16 +52,25 @@ class _Hook:
     """
 
     def __init__(
-        self, function: Callable[..., Any] | None = None, when_compiled: Callable[..., Any] | None = None
+        self,
+        function: Callable[..., Any],
+        owner: weakref.ref[Any] | None = None,
+        when_compiled: Callable[..., Any] | None = None,
     ) -> None:
-        self._function = function
+        self._function = function  # of the owner and the arguments, if there is an owner
+        self._owner = owner
+        self.when_compiled = when_compiled
         # A compiler that traces into a hook would make its effects part of a graph.
-        self._untraced = None if function is None else torch.compiler.disable(when_compiled or function)
+        self._untraced: Callable[..., Any] = torch.compiler.disable(_call_untraced)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # Without a compiler the detour would cost as much as everything else that a hook does on an ordinary step.
-        function = self._untraced if torch.compiler.is_dynamo_compiling() else self._function
-        return None if function is None else function(*args, **kwargs)
+        if torch.compiler.is_dynamo_compiling():
+            return self._untraced(self, args, kwargs)
+        if self._owner is None:
+            return self._function(*args, **kwargs)
+        owner = None if REPLAYING.now else self._owner()
+        return None if owner is None else self._function(owner, *args, **kwargs)
 
     @property
     def __name__(self) -> str:
@@ -72,11 +81,19 @@ class _Hook:
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Hook:
-        return _Hook()
+        return _Hook(_do_nothing)
 
     def __reduce__(self) -> tuple:
         # For a module that decides itself how it is pickled: a function that does nothing, and is not one of apo's.
         return getattr, (nullcontext(), "__exit__")
+
+
+def _call_untraced(hook: _Hook, args: tuple, kwargs: dict[str, Any]) -> Any:
+    return (hook.when_compiled or hook)(*args, **kwargs)
+
+
+def _do_nothing(*_: Any, **__: Any) -> None:
+    pass
 
 
 class Hooks:
@@ -115,7 +132,9 @@ class Hooks:
             when_compiled: What to call instead in code that ``torch.compile`` has traced.
             **options: Passed to ``register``.
         """
-        handle = register(_Hook(_weakly(function) if weak else function, when_compiled), **options)
+        owner = weakref.ref(function.__self__) if weak else None  # type: ignore[attr-defined]
+        called = function.__func__ if weak else function  # type: ignore[attr-defined]
+        handle = register(_Hook(called, owner, when_compiled), **options)
         self._handles.append(handle)
         owner = getattr(register, "__self__", None)
         if isinstance(owner, nn.Module):
@@ -134,17 +153,6 @@ def refuse_compiled_step(*_: Any) -> None:
         "optimizer.step must not be compiled while apo is attached, got a step inside torch.compile: compile the "
         "network and the loss, and call optimizer.step() outside, or detach() apo first"
     )
-
-
-def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Call a method for as long as its object lives, except while a tuner runs the network."""
-    owner, function = weakref.ref(method.__self__), method.__func__  # type: ignore[attr-defined]
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        alive = None if REPLAYING.now else owner()
-        return None if alive is None else function(alive, *args, **kwargs)
-
-    return call
 
 
 def _remove(handles: list[RemovableHandle], modules: weakref.WeakSet[nn.Module]) -> None:

@@ -43,18 +43,18 @@ class _Entry:
 
 
 class Outputs:
-    """The outputs of one network since the last step, and what was made of them."""
+    """The outputs of one network since the last step, and what was made of them.
+
+    Attributes:
+        calls: How often the network was called.
+    """
 
     def __init__(self) -> None:
+        self.calls = 0
         self._entries: dict[int, _Entry] = {}
         self._opaque: list[tuple[Output, Any]] = []  # outputs in which no tensor was found
         self._at_rest: list[Tensor] = []
-        self._calls = 0
         _FOLLOWING.add(self)
-
-    def __bool__(self) -> bool:
-        """Whether the network was called at all."""
-        return self._calls > 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Outputs:
         """Start without any: a copy of the network has not been called."""
@@ -64,10 +64,10 @@ class Outputs:
         """Follow what a call of the network returned."""
         found = list(with_paths(value))
         if not found:
-            self._opaque.append((Output(call, (), self._calls), value))
+            self._opaque.append((Output(call, (), self.calls), value))
         for path, tensor in found:
-            self._follow(tensor, Output(call, path, self._calls, (type(value), len(found))))
-        self._calls += 1
+            self._follow(tensor, Output(call, path, self.calls, (type(value), len(found))))
+        self.calls += 1
 
     def rest(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
         """Let arguments of the criterion be plain tensors while it runs."""
@@ -84,7 +84,7 @@ class Outputs:
 
     def forget(self) -> None:
         """Leave all tensors as they would be without apo."""
-        if not self:  # as at most steps
+        if not self.calls:  # as at most steps
             return
         self._at_rest = []
         entries, self._entries = self._entries, {}
@@ -92,7 +92,7 @@ class Outputs:
             tensor = entry.reference()
             if tensor is not None and not any(other.knows(tensor) for other in _FOLLOWING):
                 _make_plain(tensor)
-        self._opaque, self._calls = [], 0
+        self._opaque, self.calls = [], 0
 
     def knows(self, tensor: Tensor) -> bool:
         """Return whether a tensor is followed, changed in place or not."""
@@ -101,18 +101,20 @@ class Outputs:
 
     def slots(self, args: tuple, kwargs: Mapping[str, Any]) -> tuple[tuple[Call, ...], tuple[Slot, ...]]:
         """Find which arguments of the criterion come from the network; return the calls and where their outputs go."""
-        found = [(position, *self._source(value)) for position, value in [*enumerate(args), *kwargs.items()]]
-        sources = [(position, origin, shape) for position, origin, shape in found if origin is not None]
-        used = sorted({(o.order, id(o.call)): o.call for _, origin, _ in sources for o in origin.outputs()}.items())
-        calls = [call for _, call in used]
+        sources = []
+        used: dict[tuple[int, int], Call] = {}
+        for position, value in [*enumerate(args), *kwargs.items()]:
+            origin, shape = self._source(value)
+            if origin is not None:
+                sources.append((position, origin, shape))
+                used |= {(output.order, id(output.call)): output.call for output in origin.outputs()}
+        calls = [used[key] for key in sorted(used)]
         number = {id(call): index for index, call in enumerate(calls)}
 
         def bound(output: Output) -> Output:
             return Output(number[id(output.call)], output.path)
 
-        return tuple(calls), tuple(
-            Slot(position, origin.mapped(bound, None), shape) for position, origin, shape in sources
-        )
+        return tuple(calls), tuple([Slot(at, origin.mapped(bound, None), shape) for at, origin, shape in sources])
 
     def note(self, function: Callable, args: tuple, kwargs: dict, results: list[tuple[int | None, Tensor]]) -> None:
         """Follow the results of a function if an argument of it is followed."""

@@ -183,7 +183,7 @@ class Tuner:
     @property
     def device(self) -> torch.device:
         """Where the first parameter lives."""
-        return self._parameters()[0].device
+        return next(p.device for group in self.rule.optimizer.param_groups for p in group["params"])
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.rule.optimizer.param_groups for p in group["params"]]

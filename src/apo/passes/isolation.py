@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from apo.distributed import are_several
 from apo.errors import ReplayError
 from apo.torch_internals import (
     forward_hooks,
@@ -73,9 +74,13 @@ class RandomState:
     @classmethod
     def capture(cls, devices: Iterable[torch.device], host: bool = True) -> RandomState:
         """Read torch's streams of the CPU and of the CUDA devices among ``devices``, and the host's if asked to."""
-        indices = {device.index or 0 for device in devices if device.type == "cuda"}
-        cuda = {index: torch.cuda.get_rng_state(index) for index in sorted(indices)}
-        return cls(torch.get_rng_state(), cuda, *(_host_streams() if host else (None, None)))
+        cuda: dict[int, Tensor] = {}
+        for device in devices:
+            if device.type == "cuda":
+                index = device.index or 0
+                cuda[index] = torch.cuda.get_rng_state(index)
+        python, numpy = _host_streams() if host else (None, None)
+        return cls(torch.get_rng_state(), cuda, python, numpy)
 
     @property
     def has_host(self) -> bool:
@@ -221,7 +226,7 @@ def place_of(parameters: Iterable[Tensor]) -> tuple:
         (False, True)
     """
     # Tensors of other classes, such as DTensors, need not have memory of their own.
-    return tuple((version_of(p), p.data_ptr() if type(p) is nn.Parameter else 0) for p in parameters)
+    return tuple([(version_of(p), p.data_ptr() if type(p) is nn.Parameter else 0) for p in parameters])
 
 
 class Surface:
@@ -242,6 +247,9 @@ class Surface:
         self._parameters = list(tensors.values())
         self._draws_from_host = draws_from_host
         self._devices = {p.device for p in self._parameters}
+        # Gradients that lie in the buckets of DistributedDataParallel are overwritten by its next pass.
+        averaged = (o for o in self._owners if isinstance(o, nn.parallel.DistributedDataParallel))
+        self._overwrites_gradients = are_several() and any(owner.gradient_as_bucket_view for owner in averaged)
 
     @contextmanager
     def undisturbed(self, modes: Iterable[tuple[nn.Module, bool]] = ()) -> Iterator[None]:
@@ -261,8 +269,7 @@ class Surface:
         values = [(buffers, copies(buffers)) for buffers in kinds.values()]
         modes_now = [owner.training for owner in owners]
         gradients = [p.grad for p in parameters]
-        # Gradients that lie in the buckets of DistributedDataParallel are overwritten by its next pass.
-        if any(isinstance(o, nn.parallel.DistributedDataParallel) and o.gradient_as_bucket_view for o in owners):
+        if self._overwrites_gradients:
             gradients = [None if gradient is None else gradient.clone() for gradient in gradients]
         state = self.state()
         for parameter in parameters:
@@ -301,7 +308,7 @@ def _may_draw_from_host(module: nn.Module) -> bool:
     """Return whether running a module may draw from Python's or NumPy's stream: torch's own modules do not."""
     if _may_keep_state(type(module)) or "forward" in vars(module):
         return True
-    hooks = (*forward_hooks(module).values(), *forward_pre_hooks(module).values())
+    hooks = [*forward_hooks(module).values(), *forward_pre_hooks(module).values()]
     return not all(type(hook).__module__.startswith(("torch.", "apo.")) for hook in hooks)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor, nn
@@ -87,15 +87,20 @@ class ReturnPoint:
         return not agree(norm(parameters)) <= _FAR * usual
 
     @contextmanager
-    def in_force(self) -> Iterator[None]:
-        """Have the kept parameters in the network meanwhile."""
+    def in_force(self, theta: Mapping[Tensor, Tensor]) -> Iterator[None]:
+        """Have the kept parameters in the network meanwhile.
+
+        Args:
+            theta: Copies of parameters as they are now; those that are not in it are copied here.
+        """
         owned = self._tensors[: self._owned]
-        now = copies(owned)
+        others = [p for p in owned if p not in theta]
+        now = {**theta, **dict(zip(others, copies(others), strict=True))}
         assign_(owned, self.kept[: self._owned])
         try:
             yield
         finally:
-            assign_(owned, now)
+            assign_(owned, [now[p] for p in owned])
 
     def go_back(self) -> bool:
         """Put the kept weights into the network and empty the optimizer's state; return False if there are none."""

@@ -43,7 +43,7 @@ from torch.optim import Optimizer
 
 from apo.rules.base import Proposal
 from apo.torch_internals import foreach_add_, foreach_div, foreach_div_, foreach_mul_, foreach_sqrt
-from apo.vectors import advance_, copies, differences, dot, norm, scaled, wide
+from apo.vectors import advance_, copies, differences, dot, norm, scaled, wide, widened
 
 if TYPE_CHECKING:
     from apo.rules.learning_rate import LearningRate
@@ -146,7 +146,7 @@ class RateProposal(Proposal):
 
     def step_norm(self) -> Tensor | None:
         """Return the norm of the step as it was measured; float16 ends too early for that to tell much."""
-        if any(p.dtype == torch.float16 for p in self.parameters):
+        if torch.float16 in {p.dtype for p in self.parameters}:
             return None
         return norm([step for members in self._groups for step in members.steps])
 
@@ -243,12 +243,12 @@ def _tail_displacement(optimizer: Optimizer, members: _Members, rate: float) -> 
     """Return ``rate`` times the tail, in closed form, of the parameters of one group."""
     kind, group, decay = _tail_class(type(optimizer)), members.group, members.decay
     assert kind is not None
-    gradients = [wide(p.grad) for p in members.parameters]  # type: ignore[arg-type]
+    gradients = widened([p.grad for p in members.parameters])  # type: ignore[misc]
     if decay:
         gradients = copies(gradients)
-        advance_(gradients, [wide(value) for value in members.origin], decay)
+        advance_(gradients, widened(members.origin), decay)
     states = [optimizer.state[p] for p in members.parameters]
-    if any(gradient.is_complex() for gradient in gradients):  # torch's optimizers see pairs of real numbers
+    if any([gradient.is_complex() for gradient in gradients]):  # torch's optimizers see pairs of real numbers
         states = [{key: _as_real(value) for key, value in state.items()} for state in states]
         found = _TAILS[kind]([_as_real(gradient) for gradient in gradients], states, group, members.fresh, -rate)
         pairs = zip(found, gradients, strict=True)
@@ -257,7 +257,7 @@ def _tail_displacement(optimizer: Optimizer, members: _Members, rate: float) -> 
         displacement = _TAILS[kind](gradients, states, group, members.fresh, -rate)
     decoupled = float(group.get("weight_decay", 0.0)) - decay
     if decoupled:
-        advance_(displacement, [wide(value) for value in members.origin], -rate * decoupled)
+        advance_(displacement, widened(members.origin), -rate * decoupled)
     return displacement
 
 
@@ -280,7 +280,7 @@ def _sgd(
 def _adam(
     gradients: list[Tensor], states: list[State], group: dict[str, Any], fresh: Sequence[bool], factor: float
 ) -> list[Tensor]:
-    second = [wide(s["max_exp_avg_sq"] if group.get("amsgrad") else s["exp_avg_sq"]) for s in states]
+    second = widened([s["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"] for s in states])
     roots = list(foreach_sqrt(second))
     corrections = [_root_of_bias_correction(group["betas"][1], s["step"]) for s in states]
     foreach_div_(roots, corrections)
@@ -300,7 +300,7 @@ def _root_of_bias_correction(beta: float, step: Tensor) -> Any:
 def _radam(
     gradients: list[Tensor], states: list[State], group: dict[str, Any], fresh: Sequence[bool], factor: float
 ) -> list[Tensor]:
-    roots = list(foreach_sqrt([wide(s["exp_avg_sq"]) for s in states]))
+    roots = list(foreach_sqrt(widened([s["exp_avg_sq"] for s in states])))
     foreach_add_(roots, group["eps"])  # before the bias correction, unlike Adam's
     scales = [_rectification(group["betas"][1], s["step"]) for s in states]
     adaptive = list(foreach_div(gradients, roots))
@@ -352,7 +352,7 @@ def _orthogonalised(matrix: Tensor, group: dict[str, Any]) -> Tensor:
 def _rmsprop(
     gradients: list[Tensor], states: list[State], group: dict[str, Any], fresh: Sequence[bool], factor: float
 ) -> list[Tensor]:
-    second = [wide(s["square_avg"]) for s in states]
+    second = widened([s["square_avg"] for s in states])
     if group["centered"]:
         second = [value - wide(s["grad_avg"]) ** 2 for value, s in zip(second, states, strict=True)]
     roots = list(foreach_sqrt(second))
@@ -362,7 +362,7 @@ def _rmsprop(
 def _adamax(
     gradients: list[Tensor], states: list[State], group: dict[str, Any], fresh: Sequence[bool], factor: float
 ) -> list[Tensor]:
-    return _divided(gradients, copies([wide(s["exp_inf"]) for s in states]), 0.0, factor)
+    return _divided(gradients, copies(widened([s["exp_inf"] for s in states])), 0.0, factor)
 
 
 def _divided(gradients: list[Tensor], divisors: list[Tensor], eps: float, factor: float) -> list[Tensor]:
