@@ -90,6 +90,8 @@ _PER_CURVATURE, _AT_LEAST = 4.0 / 3.0, 0.5
 #: The smallest limit that noise sets; and the smallest unless weights have become worse, because what looks like noise
 #: may be a plateau, which a small rate does not leave, or other data.
 _LEAST, _CAUTIOUS = 0.1, 0.7
+#: Whether they have become worse takes a pass of the network, so it is asked at every fourth look-ahead at most.
+_ASK_AGAIN = 4
 #: Before that many steps, and look-aheads, the loss says little about where it is going.
 _FIRST_STEP, _FIRST_LOOKS = 30, 10
 #: Weight of the present in two averages of the loss, relative to the age of training. In an average of weight w the
@@ -257,6 +259,8 @@ class NoiseLimit:
         self._promise = 0.0  # without bias correction
         self._weight = 0.0
         self._limit = math.inf
+        self._was_worse = False
+        self._looks_since_asked = _ASK_AGAIN
 
     def observe(
         self,
@@ -292,9 +296,12 @@ class NoiseLimit:
         price = 0.25 * counts * (1.0 - signal) * self._promise / self._weight
         gain = math.log(2.0) * (self._slow - self._fast) / (1.0 / _SLOW - 1.0 / _FAST)
         worth = gain / price if price > 0 else math.inf
+        self._looks_since_asked += 1
         if worth < _CAUTIOUS:
-            least = min(self._limit, _CAUTIOUS) if is_worse is None else _LEAST if is_worse() else _CAUTIOUS
-            worth = max(worth, least)
+            if is_worse is not None and self._looks_since_asked >= _ASK_AGAIN:
+                self._was_worse, self._looks_since_asked = is_worse(), 0
+            least = _LEAST if self._was_worse else _CAUTIOUS
+            worth = max(worth, min(self._limit, _CAUTIOUS) if is_worse is None else least)
         self._limit = worth
         return worth
 
