@@ -6,6 +6,7 @@ corrections are held at the values that the real step left, bias corrections of 
 """
 
 import copy
+import math
 
 import pytest
 import torch
@@ -119,8 +120,9 @@ def run_on(weights, optimizer, gradient, hold, held):
     return weights.detach()
 
 
-@pytest.mark.parametrize("steps", [1, 3, 20])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(  # RAdam's tail is another one before its sixth step
+    ("case", "steps"), [(case, n) for case in CASES for n in ((6, 20) if case.startswith("radam") else (1, 3, 20))]
+)
 def test_tail_is_what_the_gradient_causes_over_all_future_steps(case, steps):
     weights, optimizer, hold = prepared(case, steps)
     twin, twin_optimizer = copy.deepcopy((weights, optimizer))
@@ -189,8 +191,20 @@ def test_over_relaxation_shortens_the_look_ahead(case):
 
 
 @pytest.mark.parametrize("steps", [0, 3])
-def test_tail_of_radam_is_the_gradient_until_it_rectifies(steps):
+def test_tail_of_radam_is_that_of_plain_and_of_rectified_steps_together_until_it_rectifies(steps):
     weights, optimizer, _ = prepared("radam", steps)
+    gradient = weights.grad.clone()
+    found = displacement_by_the_rule(weights, optimizer, over_relaxation=1.0)
+    state, group = optimizer.state[weights], optimizer.param_groups[0]
+    beta, eps = group["betas"][1], group["eps"]
+    divisor = radam_divisor({"exp_avg_sq": torch.ones((), dtype=torch.float64), "step": 6}, group)
+    scale = (1 + eps) / divisor * math.sqrt((1 - beta ** float(state["step"])) / (1 - beta**6))
+    expected = -RATE * (gradient + scale * gradient / (state["exp_avg_sq"].sqrt() + eps))
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=0)
+
+
+def test_radam_with_short_lived_second_moments_takes_plain_gradients_for_ever():
+    weights, optimizer, _ = prepared("radam", 20, betas=(0.9, 0.5))
     gradient = weights.grad.clone()
     found = displacement_by_the_rule(weights, optimizer, over_relaxation=1.0)
     torch.testing.assert_close(found, -RATE * gradient, rtol=1e-12, atol=0)

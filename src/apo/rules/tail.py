@@ -9,7 +9,7 @@ optimizer             tail per unit of lr
 ====================  ==========================================================================
 SGD                   :math:`-g\,(1-\tau)/(1-\mu)`, Nesterov :math:`-g\,(1 + (1-\tau)\mu/(1-\mu))`
 Adam, AdamW, NAdam    :math:`-g / (\sqrt{\hat v} + \epsilon)` (amsgrad: with its maximum)
-RAdam                 :math:`-g\, r_t \sqrt{1-\beta_2^t} / (\sqrt{v} + \epsilon)`; :math:`-g` until it rectifies
+RAdam                 :math:`-g\, r_t \sqrt{1-\beta_2^t} / (\sqrt{v} + \epsilon)`; :math:`-g` more until it rectifies
 RMSprop               :math:`-g / ((\sqrt{v} + \epsilon)(1-\mu))` (centered: :math:`v - \bar g^2`)
 Adamax                :math:`-g / u`
 Muon                  :math:`-a\, O(g)\, \|g\| / \|M\|`, where :math:`O` orthogonalises and :math:`M` is its momentum
@@ -19,6 +19,9 @@ others                the optimizer's own step, which is the tail where there is
 
 Here :math:`g` contains coupled weight decay, :math:`\tau` is dampening (absent on a parameter's first step) and
 decoupled decay adds :math:`-w\,\theta`, which acts at once. :math:`r_t` is RAdam's rectification, held like a rate.
+(Its first five steps are plain gradients. Next to gradients that are small, the rate that these bear may be a thousand
+times what the steps after them bear: an autoencoder went from 0.69 to 2.4 at the sixth. So a rate is learned that both
+bear, with :math:`r_t` of the sixth step.)
 Muon moves by :math:`-a\, O(M)`, which is as long for any M. So the tail has the shape that Muon would give to the
 gradient, and is as much longer than a step as the gradient is longer than M, of which it is a part.
 (Without the quotient it would hide how much of a gradient is noise: the learned rate was 0.56 then, with 7.6% of digits
@@ -302,20 +305,40 @@ def _radam(
 ) -> list[Tensor]:
     roots = list(foreach_sqrt(widened([s["exp_avg_sq"] for s in states])))
     foreach_add_(roots, group["eps"])  # before the bias correction, unlike Adam's
-    scales = [_rectification(group["betas"][1], s["step"]) for s in states]
     adaptive = list(foreach_div(gradients, roots))
-    parts = zip(scales, adaptive, gradients, strict=True)
-    return [factor * (torch.where(scale > 0, scale.to(a.dtype) * a, g)) for scale, a, g in parts]
+    result = []
+    for gradient, rectified, state in zip(gradients, adaptive, states, strict=True):
+        scale = _rectification(group["betas"][1], state["step"]).to(gradient.dtype)
+        is_plain = state["step"] < _first_rectified(group["betas"][1])
+        result.append(factor * (scale * rectified + is_plain.to(gradient.dtype) * gradient))
+    return result
 
 
 def _rectification(beta: float, step: Tensor) -> Tensor:
-    """Return RAdam's rectification times sqrt(1 - beta ** t); 0 while it takes plain gradients."""
-    step = step.double()
-    correction = -torch.expm1(step * math.log(beta)) if beta else torch.ones_like(step)
+    """Return RAdam's rectification times sqrt(1 - beta ** t); before its first, that one."""
+    first, step = _first_rectified(beta), step.double()
+    if math.isinf(first):
+        return torch.zeros_like(step)
+    counted = step.clamp(min=first)
+    powers = beta**counted
     longest = 2 / (1 - beta) - 1
-    length = longest - 2 * step * (1 - correction) / correction
+    length = longest - 2 * counted * powers / (1 - powers)
     squared = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
-    return torch.where(length > 5, squared.clamp(min=0).sqrt() * correction.sqrt(), 0.0)
+    return squared.clamp(min=0).sqrt() * (-torch.expm1(step * math.log(beta))).sqrt()
+
+
+@functools.lru_cache
+def _first_rectified(beta: float) -> float:
+    """Return the first step that RAdam rectifies; infinity if its second moments are too short-lived for that.
+
+    Example:
+        >>> _first_rectified(0.999), _first_rectified(0.5)
+        (6, inf)
+    """
+    longest = 2 / (1 - beta) - 1
+    if longest <= 5:
+        return math.inf
+    return next(t for t in itertools.count(1) if longest - 2 * t * beta**t / (1 - beta**t) > 5)
 
 
 def _muon(
