@@ -48,6 +48,15 @@ def test_attach_refuses_the_network_before_the_optimizer():
         apo.attach(model, sgdm(model, 0.1), nn.CrossEntropyLoss())
 
 
+@pytest.mark.parametrize("box", [nn.ModuleList, lambda parts: nn.ModuleDict(dict(zip("ab", parts, strict=True)))])
+def test_a_list_of_networks_that_nobody_calls_is_refused_with_what_to_do(box):
+    model = box([mlp(), mlp()])
+    with pytest.raises(
+        TypeError, match=r"model must be a module that the loop calls, got a Module(List|Dict).*forward"
+    ):
+        apo.attach(sgdm(model, 0.1), model, nn.CrossEntropyLoss())
+
+
 def test_a_group_with_a_rate_of_zero_is_refused_with_what_to_do():
     model = mlp()
     groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters(), "lr": 0.0}]

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.loops.loop import assert_at_work, digit_batches, mlp, wrong
+from tests.loops.loop import Run, assert_at_work, assert_learns, digit_batches, mlp, wrong
 from torch import nn
 
 import apo
@@ -126,6 +126,27 @@ def test_an_optimizer_that_finds_its_own_rate_or_remembers_it_is_refused_for_the
     optimizer = getattr(pytorch_optimizer, name)(model.parameters(), lr=1.0)
     with pytest.raises(apo.NotLinearError, match=f"{name}.*(proportional|state)"):
         apo.attach(optimizer, model, nn.CrossEntropyLoss())
+
+
+def test_radam_is_not_lost_where_its_first_plain_steps_bear_a_far_larger_rate():
+    """A mean over pixels has small gradients, which bear a rate of one; the steps after the fifth divide by them."""
+
+    def loop(lr, attach):
+        torch.manual_seed(0)
+        sizes = [64, 100, 16, 100, 64]
+        layers = [layer for a, b in itertools.pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
+        model, criterion = nn.Sequential(*layers[:-1]), nn.BCEWithLogitsLoss()
+        optimizer = torch.optim.RAdam(model.parameters(), lr=lr)
+        tuner, losses = attach(optimizer, model, criterion), []
+        for x, _ in digit_batches(300):
+            optimizer.zero_grad()
+            loss = criterion(model(x), x)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return Run(losses[0], sum(losses[-20:]) / 20, tuner)
+
+    assert_learns(loop, [0.01, 0.03], initial=1e-5, short=0.1)
 
 
 class Travelled(torch.optim.Optimizer):

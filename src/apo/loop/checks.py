@@ -49,6 +49,11 @@ def check_arguments(
         raise TypeError(f"arguments must be in the order {door}(optimizer, model, criterion), got {given}: swap them")
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if type(model) in (nn.ModuleList, nn.ModuleDict):
+        raise TypeError(
+            f"model must be a module that the loop calls, got a {type(model).__name__}, which has no forward: write a "
+            "module that calls its parts in forward, and call that one"
+        )
     if is_scripted(model):
         raise TypeError(
             "model must be a module that can be watched, got a scripted one: train the module itself, or "
