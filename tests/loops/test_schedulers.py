@@ -168,3 +168,46 @@ def test_a_rate_that_is_multiplied_by_hand_is_a_schedule():
     run = assert_learns(loop, RATES, initial=1e-5, short=0.06)
     in_force = float(run.tuner.optimizer.param_groups[0]["lr"])
     assert math.isclose(in_force, 0.01 * run.tuner.rule.learned_rates()[0], rel_tol=1e-6)
+
+
+def test_layers_that_join_in_a_warm_up_bear_the_rate_after_it():
+    """Unfrozen at a fiftieth of the rate, they must not take what this part bears for what all of it would."""
+    highest = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        model, criterion = mlp(), nn.CrossEntropyLoss()
+        model[0].requires_grad_(False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        apo.attach(optimizer, model, criterion)
+        warm_up = lr_scheduler.LambdaLR(
+            optimizer, lambda step: 1.0 if step < 200 else min(1.0, 0.02 + (step - 200) / 100)
+        )
+        losses = []
+        for step, (x, y) in enumerate(digit_batches(320)):
+            if step == 200:
+                model[0].requires_grad_(True)
+            optimizer.zero_grad()
+            loss = criterion(model(x), y)
+            loss.backward()
+            optimizer.step()
+            warm_up.step()
+            losses.append(loss.item())
+        highest.append(max(losses[200:]) / (sum(losses[190:200]) / 10))
+    assert max(highest) < 2.5, highest
+
+
+def test_a_rate_that_is_not_compared_looks_ahead_at_all_of_it_under_a_scheduler():
+    def learned(scheduled):
+        torch.manual_seed(0)
+        model, criterion = mlp(), nn.CrossEntropyLoss()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        tuner = apo.attach(optimizer, model, criterion, fsd_batch="same", interval=10)
+        drop = lr_scheduler.LambdaLR(optimizer, lambda step: 0.05 if scheduled and step >= 200 else 1.0)
+        for x, y in digit_batches(400):
+            optimizer.zero_grad()
+            criterion(model(x), y).backward()
+            optimizer.step()
+            drop.step()
+        return tuner.rule.learned_rates()[0]
+
+    assert learned(scheduled=True) < 1.5 * learned(scheduled=False)

@@ -239,13 +239,20 @@ def test_under_a_schedule_the_rate_rises_if_all_of_it_is_too_low_and_falls_if_th
     assert change(turns_at=0.005, part=0.1) < 0
 
 
-@pytest.mark.parametrize("price", [1e-9, -1.0])
-def test_a_look_ahead_of_a_part_of_the_rate_that_sees_no_turning_point_does_not_raise_the_rate(price):
+@pytest.mark.parametrize(
+    "comparison",
+    [
+        Comparison(1e-8, 1e-9, 0.0, 1e-9, 0.0),
+        Comparison(1.0, -1.0, 0.0, -1.0, 0.0),
+        Comparison(1.0, 1e-9, 0.0, 0.0, 0.0),
+    ],
+    ids=["nothing", "no price", "a price that is rounding"],
+)
+def test_a_short_look_ahead_that_sees_no_turning_point_does_not_raise_the_rate(comparison):
     def change(part):
-        comparison = Comparison(1e-8 if price > 0 else 1.0, price, 0.0, price, 0.0)
         return TurningPoint().change(comparison, 0.0, 0.1, target=1.0, rate=0.1, resolution=1e-7, part=part)
 
-    assert change(part=1.0) > 0
+    assert change(part=1.0) == change(part=0.9999) == 0.1
     assert change(part=0.1) == 0
 
 

@@ -136,10 +136,10 @@ class Hooks:
         called = function.__func__ if weak else function  # type: ignore[attr-defined]
         handle = register(_Hook(called, owner, when_compiled), **options)
         self._handles.append(handle)
-        owner = getattr(register, "__self__", None)
-        if isinstance(owner, nn.Module):
-            self._modules.add(owner)
-            _StateWithoutHooks.put_into(owner)
+        watched = getattr(register, "__self__", None)
+        if isinstance(watched, nn.Module):
+            self._modules.add(watched)
+            _StateWithoutHooks.put_into(watched)
         return handle
 
     def remove(self) -> None:

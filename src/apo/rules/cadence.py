@@ -11,10 +11,10 @@ become shorter, so the turning point follows the rate down; a rate that was stil
 over 200 epochs of ResNet-32 to an eighteenth, beside the linear factor. So a rate that has arrived rests. It looks
 ahead from the rate in force, and may fall if even that is too high, but not rise.
 
-**A scheduler of the user's** lowers the rate in force as well, and not only at the end. So a rate under a scheduler
-looks ahead at the part that is in force, too. It falls if even this part is too high, and may still rise if all of it,
-as it would be without the scheduler, is too low (:class:`apo.rules.over_relaxation.TurningPoint`). On 14 small tasks
-that is 0.5 to 1% better at the end of a cosine, with a linear warm-up or without, than a look-ahead at all of the rate.
+**A scheduler of the user's** may leave a part of the learned rate in force, too, and not only at the end. So a rate
+under a scheduler looks ahead at that part where the batches are compared. It falls if even this part is too high, and
+may still rise if all of it is too low (:class:`apo.rules.over_relaxation.TurningPoint`). On 14 small tasks that is 0.5
+to 1% better at the end of a cosine, with a linear warm-up or without, than a look-ahead at all of the rate.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ class Cadence:
         return fade < 1.0 and self._lag < _NEAR and not self.is_start
 
     def part(self, factor: float, fade: float) -> float:
-        """Return the part of the learned rate at which to look ahead: that in force, unless it still has to arrive.
+        """Return the part of the learned rate at which to look ahead: that in force, from a hundredth to all of it.
 
         Args:
-            factor: That of the user's scheduler.
-            fade: The factor of the end of training.
+            factor: That of the user's scheduler; the largest, if param groups have several.
+            fade: The factor of the end of training, which does not count while the rate still has to arrive.
         """
         return min(max(factor * (fade if self.rests(fade) else 1.0), _LEAST_PART), 1.0)
 

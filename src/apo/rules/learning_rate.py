@@ -123,6 +123,7 @@ class LearningRate(Rule):
         self._cadence = Cadence()
         self._fade = 1.0  # the end of training, see `before_step`
         self._is_flat = False  # whether the last meta-gradient was exactly zero
+        self._has_compared = False  # whether the last rate came from what the batches say
         self._sentences: list[str] = []  # what the warm start found, for `after`
         self._fresh: set[Tensor] = set()  # parameters without optimizer state before the step that is measured
         self._tails: dict[Tensor, Tensor] = {}  # the tails of an optimizer that is not known, per unit of the rate
@@ -162,8 +163,8 @@ class LearningRate(Rule):
 
     @property
     def _part(self) -> float:
-        """The part of the learned rate at which the look-ahead is made."""
-        if self._turning_point is None or not self._progress.has_begun:
+        """The part of the learned rate at which the look-ahead is made: less than 1 only if batches are compared."""
+        if not (self._has_compared and self._progress.has_begun):
             return 1.0
         return self._cadence.part(max((group.factor for group in self._groups), default=1.0), self._fade)
 
@@ -216,8 +217,9 @@ class LearningRate(Rule):
             return  # the gradient is zero, of which `after` will tell
         turn = first_turning_point(lambda rate: slope(proposal.displacement(rate / start)), tiny, self.bounds)
         if newcomers:
-            if turn is not None and turn < start:
-                self._shift(math.log(_NEWCOMERS * turn / start))
+            whole = math.inf if turn is None else turn * self._part  # the learned rate, all of it in force, that turns
+            if whole < start:
+                self._shift(math.log(_NEWCOMERS * whole / start))
             return
         found = 10 * tiny if turn is None else turn / (100 if often else 10)
         found = min(max(found, self.bounds[0]), self.bounds[1])
@@ -241,6 +243,7 @@ class LearningRate(Rule):
         if outcome is not None and self._relaxation is not None:
             rate, ahead, part = self.learned_rates()[0], self.rates_ahead()[0], self._part  # with its sigma
             self._relaxation.observe(outcome, self._progress.has_begun)
+            self._has_compared = self._turning_point is not None and outcome.comparison is not None
             if self._turning_point is not None and outcome.comparison is not None:
                 pace = self._cadence.pace(outcome.step, outcome.pace)
                 change = self._turning_point.change(
@@ -304,6 +307,7 @@ class LearningRate(Rule):
             "progress": self._progress.state_dict(),
             "cadence": self._cadence.state_dict(),
             "fade": self._fade,
+            "has_compared": self._has_compared,
             "relaxation": None if self._relaxation is None else self._relaxation.state_dict(),
             "turning_point": None if self._turning_point is None else self._turning_point.state_dict(),
         }
@@ -317,7 +321,8 @@ class LearningRate(Rule):
             self._adopt_groups()  # those that were added since the last step
             super().load_state_dict(state)
             self._ratios = list(state["ratios"])
-            self._fade = float(state.get("fade", 1.0))  # files of 0.1 have neither this nor the next four
+            self._fade = float(state.get("fade", 1.0))  # files of 0.1 have neither this nor the next five
+            self._has_compared = bool(state.get("has_compared", False))
             parts = {"relaxation": self._relaxation, "turning_point": self._turning_point, "cadence": self._cadence}
             for name, part in parts.items():
                 if part is not None and state.get(name):

@@ -80,8 +80,9 @@ _PER_SIGNAL, _NORMALISED, _LONG = 4.0, 4.0, 1_000
 _MEMORY = 0.95
 #: All is averaged relative to the promise on B, within this bound: a look-ahead that is all noise says little.
 _BOUND = 20.0
-#: The exponent of what noise would allow beyond that, per signal in the gradient, and its largest value.
-_PER_SIGNAL_OF_LIMIT, _MOST_OF_LIMIT = 4.0 / 3.0, 1.0 / 3.0
+#: The exponent of what noise would allow beyond that, per signal in the gradient, and its largest value; and the
+#: largest sigma that comes of it.
+_PER_SIGNAL_OF_LIMIT, _MOST_OF_LIMIT, _LARGEST_BY_LIMIT = 4.0 / 3.0, 1.0 / 3.0, 8.0
 #: The part of a gradient that has to be signal for all of it to count as such.
 _ENOUGH = 0.5
 
@@ -90,8 +91,9 @@ _PER_CURVATURE, _AT_LEAST = 4.0 / 3.0, 0.5
 #: The smallest limit that noise sets; and the smallest unless weights have become worse, because what looks like noise
 #: may be a plateau, which a small rate does not leave, or other data.
 _LEAST, _CAUTIOUS = 0.1, 0.7
-#: Whether they have become worse takes a pass of the network, so it is asked at every fourth look-ahead at most.
-_ASK_AGAIN = 4
+#: Whether they have become worse takes a pass of the network: after so many steps it is asked at every fourth
+#: look-ahead at most. Before, rates move fast, and a GAN's generator was lost in silence by an answer that was old.
+_ASK_OFTEN, _ASK_AGAIN = 200, 4
 #: Before that many steps, and look-aheads, the loss says little about where it is going.
 _FIRST_STEP, _FIRST_LOOKS = 30, 10
 #: Weight of the present in two averages of the loss, relative to the age of training. In an average of weight w the
@@ -102,6 +104,8 @@ _SLOW, _FAST = 1.5, 5.0
 _TURNING_MEMORY = 0.9
 #: The part of the way to the turning point that one meta-step goes.
 _GAIN = 0.3
+#: A look-ahead at such a part of the rate, or less, raises it only if it sees where it turns.
+_SHORT = 0.5
 #: The largest rise and fall of the log of the rate in one meta-step. A rate that climbs slowly finds what large steps
 #: would run into; one that is far too high has to fall at once.
 _RISE, _FALL = 0.1, 1.0
@@ -177,7 +181,7 @@ class OverRelaxation:
         own, other, promise, weight = self._averages
         curvature = min(max(other / own, 0.0), 1.0) if own > 0 else 1.0
         signal = min(max(promise / weight, 0.0), 1.0)
-        setback = outcome.setback if has_begun else lambda: 0.0
+        setback = outcome.setback if has_begun else None
         is_worse = None if setback is None else lambda: setback() > 0.0
         limit = self._noise.observe(outcome.step, outcome.loss, comparison.own_promise, curvature, signal, is_worse)
         shared = math.sqrt(curvature * min(signal / _ENOUGH, 1.0))
@@ -188,7 +192,8 @@ class OverRelaxation:
             base = min(_BASE * (1.0 + _PER_SIGNAL * signal), _NORMALISED)
         borne = base / (shared * q + 1.0 - shared)
         if self._listens_to_noise and not weights and borne < limit < math.inf:
-            borne *= (limit / borne) ** min(_PER_SIGNAL_OF_LIMIT * signal, _MOST_OF_LIMIT)
+            boosted = borne * (limit / borne) ** min(_PER_SIGNAL_OF_LIMIT * signal, _MOST_OF_LIMIT)
+            borne = max(borne, min(boosted, _LARGEST_BY_LIMIT))
         borne = min(borne, self._largest)
         self.value = min(borne, limit) / math.sqrt(growth)
         if weights and self.value > _FIRST:
@@ -298,7 +303,7 @@ class NoiseLimit:
         worth = gain / price if price > 0 else math.inf
         self._looks_since_asked += 1
         if worth < _CAUTIOUS:
-            if is_worse is not None and self._looks_since_asked >= _ASK_AGAIN:
+            if is_worse is not None and (step < _ASK_OFTEN or self._looks_since_asked >= _ASK_AGAIN):
                 self._was_worse, self._looks_since_asked = is_worse(), 0
             least = _LEAST if self._was_worse else _CAUTIOUS
             worth = max(worth, min(self._limit, _CAUTIOUS) if is_worse is None else least)
@@ -365,22 +370,24 @@ class TurningPoint:
             target: By what factor the rate shall exceed the turning point.
             rate: The learned rate.
             pace: How many times faster than usual the rate may rise.
-            part: The part of the learned rate that a schedule leaves in force. The rate falls only if even that part
-                exceeds the target, and rises only if all of it is below.
+            part: The part of the learned rate at which the look-ahead was made, because a schedule leaves no more in
+                force. The rate falls only if even that part exceeds the target, and rises only if all of it is below.
         """
         self.lag, rise = 0.0, pace * _RISE
-        unseen = rise if part == 1.0 else 0.0  # a short look-ahead says little about the whole rate
+        is_short = part <= _SHORT  # and says little about the whole rate
         own, other = 1.0 - share, share
         promise = own * comparison.own_promise + other * comparison.other_promise
         price = own * comparison.own_price + other * comparison.other_price + comparison.proximal_price
         if not (math.isfinite(promise) and math.isfinite(price) and comparison.own_promise > 0):
             return None
         if max(abs(promise), abs(price)) < resolution:
-            return unseen if price < promise else -_FALL
+            return -_FALL if price >= promise else 0.0 if is_short else rise
+        if is_short and abs(price) < resolution:  # averages of rounding errors would raise the rate
+            return 0.0
         self._promise = _TURNING_MEMORY * self._promise + (1.0 - _TURNING_MEMORY) * promise / ahead
         self._price = _TURNING_MEMORY * self._price + (1.0 - _TURNING_MEMORY) * price / ahead**2
         if self._price <= 0:
-            return unseen
+            return 0.0 if is_short else rise
         if self._promise <= 0:
             return -_FALL
         self.lag = math.log(target * self._promise / self._price / rate)

@@ -9,7 +9,7 @@ optimizer             tail per unit of lr
 ====================  ==========================================================================
 SGD                   :math:`-g\,(1-\tau)/(1-\mu)`, Nesterov :math:`-g\,(1 + (1-\tau)\mu/(1-\mu))`
 Adam, AdamW, NAdam    :math:`-g / (\sqrt{\hat v} + \epsilon)` (amsgrad: with its maximum)
-RAdam                 :math:`-g\, r_t \sqrt{1-\beta_2^t} / (\sqrt{v} + \epsilon)`; :math:`-g` more until it rectifies
+RAdam                 :math:`-g\, r_t \sqrt{1-\beta_2^t} / (\sqrt{v} + \epsilon)`; at first :math:`-g` beside it
 RMSprop               :math:`-g / ((\sqrt{v} + \epsilon)(1-\mu))` (centered: :math:`v - \bar g^2`)
 Adamax                :math:`-g / u`
 Muon                  :math:`-a\, O(g)\, \|g\| / \|M\|`, where :math:`O` orthogonalises and :math:`M` is its momentum
@@ -315,7 +315,7 @@ def _radam(
 
 
 def _rectification(beta: float, step: Tensor) -> Tensor:
-    """Return RAdam's rectification times sqrt(1 - beta ** t); before its first, that one."""
+    """Return RAdam's rectification, before its first rectified step the one of that step, times sqrt(1 - beta ** t)."""
     first, step = _first_rectified(beta), step.double()
     if math.isinf(first):
         return torch.zeros_like(step)
