@@ -11,7 +11,8 @@ import apo
 from apo.rules.momentum import UnknownMomentumError, find_momentum
 
 #: NAdam changes its momentum and RAdam its kind of step as they go along, and a centered RMSprop is refused.
-KNOWN = {case: CASES[case][:2] for case in CASES if case not in ("nadam", "radam", "rmsprop-centered")}
+LEFT_OUT = ("nadam", "radam", "radam-that-rectifies-soon", "rmsprop-centered")
+KNOWN = {case: CASES[case][:2] for case in CASES if case not in LEFT_OUT}
 KNOWN |= {
     "sgd-coupled-decay": ("SGD", {"momentum": 0.9, "weight_decay": 0.3}),
     "adam-coupled-decay": ("Adam", {"weight_decay": 0.3}),
