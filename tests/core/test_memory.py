@@ -1,6 +1,7 @@
 """Meta-steps keep no graph and no tensor alive."""
 
 import gc
+import itertools
 import tracemalloc
 import weakref
 
@@ -56,6 +57,7 @@ def live_tensors():
 
 def kept_memory():
     """Returns the bytes that are allocated now, but for what calls of torch's own operators leave in their caches."""
+    gc.collect()
     snapshot = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(False, torch._ops.__file__)])
     return sum(trace.size for trace in snapshot.traces)
 
@@ -74,9 +76,9 @@ def run(step, count):
     ("rule", "door", "count"),
     [
         (learning_rate, "explicit", 2000),
-        (learning_rate, "attach", 800),
-        (preconditioned, "explicit", 800),
-        (rate_and_momentum, "attach", 800),
+        (learning_rate, "attach", 1000),
+        (preconditioned, "explicit", 1000),
+        (rate_and_momentum, "attach", 1000),
     ],
 )
 def test_thousands_of_meta_steps_do_not_grow_memory(rule, door, count):
@@ -84,18 +86,19 @@ def test_thousands_of_meta_steps_do_not_grow_memory(rule, door, count):
     run(step, 100)
     meta = tuner.rule.meta_optimizer.state  # which is built when it is first needed
     tensors = live_tensors() - sum(map(len, meta.values()))
-    run(step, count - 700)
+    run(step, count - 900)
     tracemalloc.start()
-    run(step, 500)  # torch and the interpreter fill small caches of fixed size
-    gc.collect()
-    before = kept_memory()
-    run(step, 100)
-    gc.collect()
-    after = kept_memory()
+    run(step, 400)  # torch and the interpreter fill small caches of fixed size
+    kept = [kept_memory()]
+    for _ in range(4):
+        run(step, 100)
+        kept.append(kept_memory())
     tracemalloc.stop()
     assert tuner.steps == len(tuner.history) + count - 5 == count
     assert live_tensors() - sum(map(len, meta.values())) <= tensors
-    assert after - before < 100 * 100, "more than a hundred bytes a meta-step stay behind"
+    # A leak grows all the time; a dictionary of the interpreter, say, doubles now and then.
+    growth = min(after - before for before, after in itertools.pairwise(kept))
+    assert growth < 100 * 100, "more than a hundred bytes a meta-step stay behind"
 
 
 @every_door
