@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from numbers import Real
 from typing import Any
 
-__all__ = ["positive_number", "whole_number"]
+__all__ = ["positive_number", "positive_range", "whole_number"]
 
 
 def positive_number(name: str, value: Any, advice: str = "", alternative: str = "") -> float:
@@ -24,6 +25,21 @@ def positive_number(name: str, value: Any, advice: str = "", alternative: str = 
     if not float(value) > 0:
         raise ValueError(f"{name} must be positive{end}")
     return float(value)
+
+
+def positive_range(name: str, value: Any, advice: str) -> None:
+    """Raise unless the value is a pair of finite numbers above zero, the lower one first.
+
+    Example:
+        >>> positive_range("bounds", (1.0, 0.5), "pass (1e-10, 1e4), for instance")
+        Traceback (most recent call last):
+            ...
+        ValueError: bounds must be 0 < lowest < highest, got (1.0, 0.5)
+    """
+    if not (isinstance(value, tuple | list) and len(value) == 2 and all(isinstance(bound, Real) for bound in value)):
+        raise TypeError(f"{name} must be a pair of numbers, got {value!r}: {advice}")
+    if not 0 < value[0] < value[1] < math.inf:
+        raise ValueError(f"{name} must be 0 < lowest < highest, got {value}")
 
 
 def whole_number(name: str, value: Any, advice: str = "") -> int:

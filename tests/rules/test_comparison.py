@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 import apo
 from apo.rules.base import Comparison, Outcome
-from apo.rules.over_relaxation import OverRelaxation, TurningPoint, momentum_in
+from apo.rules.over_relaxation import OverRelaxation, momentum_in
+from apo.rules.turning_point import TurningPoint
 
 SHARE, FSD, WSD = 0.3, 0.2, 0.05
 

@@ -13,7 +13,7 @@ ahead from the rate in force, and may fall if even that is too high, but not ris
 
 **A scheduler of the user's** may leave a part of the learned rate in force, too, and not only at the end. So a rate
 under a scheduler looks ahead at that part where the batches are compared. It falls if even this part is too high, and
-may still rise if all of it is too low (:class:`apo.rules.over_relaxation.TurningPoint`). On 14 small tasks that is 0.5
+may still rise if all of it is too low (:class:`apo.rules.turning_point.TurningPoint`). On 14 small tasks that is 0.5
 to 1% better at the end of a cosine, with a linear warm-up or without, than a look-ahead at all of the rate.
 """
 

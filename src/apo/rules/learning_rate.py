@@ -22,22 +22,22 @@ import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from apo.arguments import positive_number
+from apo.arguments import positive_number, positive_range
 from apo.rules.base import MetaOptimizerFactory, Outcome, Proposal, Rule, Slope, Standing
 from apo.rules.cadence import INTERVALS, Cadence
 from apo.rules.linearity import check_linear_in_lr
 from apo.rules.momentum import momentum_of
-from apo.rules.over_relaxation import OverRelaxation, TurningPoint
+from apo.rules.over_relaxation import OverRelaxation
 from apo.rules.param_groups import ScheduledGroup, base_rate, is_scheduled
 from apo.rules.progress import Progress
 from apo.rules.tail import RateProposal, has_tail, measuring_rate
+from apo.rules.turning_point import TurningPoint
 from apo.rules.warm_start import NOTHING_TURNS, excess_of_first_step, first_turning_point, rate_of_a_tiny_step
 
 __all__ = ["LearningRate"]
@@ -48,8 +48,7 @@ META_OPTIMIZER = functools.partial(torch.optim.Adam, lr=0.1, betas=(0.0, 0.99))
 PAPER_META_OPTIMIZER = functools.partial(torch.optim.RMSprop, lr=0.1)
 #: Over-relaxation where it is not measured, and the share of the other batch where it is.
 _CONSTANT, _SHARE = 1.4, 0.3
-#: Where a rate continues that is too high for parameters which join, relative to the turning point. A tenth, as at the
-#: start, cost more than it saved: the others have found their place.
+#: Where a rate continues that parameters which join do not bear, relative to the turning point; a tenth cost more.
 _NEWCOMERS = 0.3
 
 
@@ -123,7 +122,6 @@ class LearningRate(Rule):
         self._cadence = Cadence()
         self._fade = 1.0  # the end of training, see `before_step`
         self._is_flat = False  # whether the last meta-gradient was exactly zero
-        self._has_compared = False  # whether the last rate came from what the batches say
         self._sentences: list[str] = []  # what the warm start found, for `after`
         self._fresh: set[Tensor] = set()  # parameters without optimizer state before the step that is measured
         self._tails: dict[Tensor, Tensor] = {}  # the tails of an optimizer that is not known, per unit of the rate
@@ -164,7 +162,7 @@ class LearningRate(Rule):
     @property
     def _part(self) -> float:
         """The part of the learned rate at which the look-ahead is made: less than 1 only if batches are compared."""
-        if not (self._has_compared and self._progress.has_begun):
+        if not (self._turning_point and self._turning_point.has_looked and self._progress.has_begun):
             return 1.0
         return self._cadence.part(max((group.factor for group in self._groups), default=1.0), self._fade)
 
@@ -217,9 +215,9 @@ class LearningRate(Rule):
             return  # the gradient is zero, of which `after` will tell
         turn = first_turning_point(lambda rate: slope(proposal.displacement(rate / start)), tiny, self.bounds)
         if newcomers:
-            whole = math.inf if turn is None else turn * self._part  # the learned rate, all of it in force, that turns
-            if whole < start:
-                self._shift(math.log(_NEWCOMERS * whole / start))
+            part = self._part / (self._fade if self._rests else 1.0)  # a schedule may rise again, the end does not
+            if turn is not None and turn * part < start:
+                self._shift(math.log(_NEWCOMERS * turn * part / start))
             return
         found = 10 * tiny if turn is None else turn / (100 if often else 10)
         found = min(max(found, self.bounds[0]), self.bounds[1])
@@ -243,7 +241,6 @@ class LearningRate(Rule):
         if outcome is not None and self._relaxation is not None:
             rate, ahead, part = self.learned_rates()[0], self.rates_ahead()[0], self._part  # with its sigma
             self._relaxation.observe(outcome, self._progress.has_begun)
-            self._has_compared = self._turning_point is not None and outcome.comparison is not None
             if self._turning_point is not None and outcome.comparison is not None:
                 pace = self._cadence.pace(outcome.step, outcome.pace)
                 change = self._turning_point.change(
@@ -307,7 +304,6 @@ class LearningRate(Rule):
             "progress": self._progress.state_dict(),
             "cadence": self._cadence.state_dict(),
             "fade": self._fade,
-            "has_compared": self._has_compared,
             "relaxation": None if self._relaxation is None else self._relaxation.state_dict(),
             "turning_point": None if self._turning_point is None else self._turning_point.state_dict(),
         }
@@ -321,8 +317,7 @@ class LearningRate(Rule):
             self._adopt_groups()  # those that were added since the last step
             super().load_state_dict(state)
             self._ratios = list(state["ratios"])
-            self._fade = float(state.get("fade", 1.0))  # files of 0.1 have neither this nor the next five
-            self._has_compared = bool(state.get("has_compared", False))
+            self._fade = float(state.get("fade", 1.0))  # files of 0.1 have neither this nor the next four
             parts = {"relaxation": self._relaxation, "turning_point": self._turning_point, "cadence": self._cadence}
             for name, part in parts.items():
                 if part is not None and state.get(name):
@@ -397,10 +392,7 @@ def _check_options(over_relaxation: Any, max_change: Any, bounds: Any, meta_opti
         positive_number("over_relaxation", over_relaxation, "use 1 to turn it off", "or 'auto'")
     if max_change is not None:
         positive_number("max_change", max_change, alternative="or None")
-    if not (isinstance(bounds, tuple | list) and len(bounds) == 2 and all(isinstance(b, Real) for b in bounds)):
-        raise TypeError(f"bounds must be a pair of numbers, got {bounds!r}: pass (1e-10, 1e4), for instance")
-    if not 0 < bounds[0] < bounds[1] < math.inf:
-        raise ValueError(f"bounds must be 0 < lowest < highest, got {bounds}")
+    positive_range("bounds", bounds, "pass (1e-10, 1e4), for instance")
     if not (meta_optimizer is None or callable(meta_optimizer)):
         raise TypeError(
             f"meta_optimizer must be a function that builds an optimizer from a list of tensors, got "

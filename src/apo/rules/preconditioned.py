@@ -20,8 +20,8 @@ from torch import Tensor
 from apo.arguments import whole_number
 from apo.preconditioners import Eigenbasis, Preconditioner
 from apo.rules.base import Comparison, MetaOptimizerFactory, Outcome, Proposal, Rule, Slope
-from apo.rules.over_relaxation import TurningPoint
 from apo.rules.param_groups import is_scheduled
+from apo.rules.turning_point import TurningPoint
 from apo.rules.warm_start import first_turning_point, rate_of_a_tiny_step
 from apo.vectors import dot
 
@@ -67,7 +67,7 @@ class Preconditioned(Rule):
     ends and its slope :math:`d = \langle h, \Delta \rangle`, a quadratic model has the promise
     :math:`a = d - 2 (Q' - Q)` and the price :math:`c = 2 (d - (Q' - Q))`, and turns at a/c times the present scale. All
     rates go 0.3 of the way there at each meta-step, up by at most 10%
-    (:class:`apo.rules.over_relaxation.TurningPoint`). What layers need beside that is left to the meta-optimizer. It
+    (:class:`apo.rules.turning_point.TurningPoint`). What layers need beside that is left to the meta-optimizer. It
     sees meta-gradients divided by the promise :math:`\langle g, P g \rangle`, which are as large at the end as at the
     beginning. Absolute ones shrink with the loss, and Adam, which remembers the first ones, would stop after a few
     steps.
